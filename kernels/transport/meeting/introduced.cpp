@@ -72,8 +72,8 @@ std::vector<Candidate> all_candidates(TextExchange& exchange, const Candidate& m
 }
 
 // Tries connections from the first rank of each host to the first ranks of the next `most_tried` hosts. A few hosts
-// thus all try each other, so that a firewall is found in either direction. No rank accepts these connections yet, so
-// there are no more of them than a queue holds. Returns the failure, the same on all ranks.
+// thus all try each other, so that a firewall is found in either direction. No rank accepts these connections yet: the
+// limit lets a queue hold all of them. Returns the failure, the same on all ranks.
 std::string try_connections(TextExchange& exchange, const std::vector<Candidate>& ranks, const Endpoint& over_tcp,
                             const Until& until) {
   const auto me = static_cast<std::size_t>(over_tcp.rank());

@@ -223,7 +223,7 @@ void StoreServer::accept_all() {
       drop(*unauthenticated_.begin());
     }
     set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // a dead host does not say so
+    set_option(socket.get(), SOL_SOCKET, SO_KEEPALIVE, 1);  // notices a dead host
     set_option(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set_option(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, 5);
     const std::uint64_t number = next_number_++;

@@ -240,7 +240,7 @@ std::string TcpStore::remark() {
     if (const auto other = look(other_server, Until(waits::store_answer.seconds()))) {
       said += "; " + *other + " wanted to serve the store, too: two processes were told to be rank 0";
     }
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): then that is not known
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it stays unknown
   }
   if (const int refused = server_->refused(); refused > 0) {
     said += "; " + std::to_string(refused) + (refused == 1 ? " connection" : " connections") +
@@ -374,7 +374,7 @@ std::optional<std::string> TcpStore::try_address(const SocketAddress& address, c
     setsockopt(socket.get(), level, option, &value, sizeof value);
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);  // a dead host does not say so
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);  // notices a dead host
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);

@@ -104,7 +104,7 @@ class Mailbox {
   bool until(const std::function<bool()>& done, const Deadline& deadline);
 
   // losses() returns the number of other ranks known to have closed, given up or died. loss_of() returns an error if
-  // rank `rank` cannot take part in `what` any more: the error that transfers with this rank raise.
+  // rank `rank` cannot take part in `what` any more: the error that transfers with this rank throw.
   [[nodiscard]] int losses() const;
   [[nodiscard]] std::optional<Error> loss_of(int rank, const std::string& what) const;
   [[nodiscard]] bool has_closed(int rank) const;  // true if the rank has closed orderly
@@ -130,7 +130,7 @@ class Mailbox {
   void when_ended(const std::shared_ptr<Transfer>& transfer, std::function<void()> then);
 
   // Gives up receives. If `orderly`, waits a moment for messages under way and tells other ranks that this rank has
-  // closed. Otherwise tells other ranks that this rank has given up, and the reason, if any: they then raise this
+  // closed. Otherwise tells other ranks that this rank has given up, and the reason, if any: they then throw this
   // error. Closing twice is harmless: the second call waits for the first. Not collective.
   void close(bool orderly, const std::optional<Error>& reason = {}) noexcept;
 

@@ -18,7 +18,7 @@ template <class Handle>
 template <class Handle>
 [[nodiscard]] Handle from_bits(std::uint64_t bits) noexcept {
   if constexpr (std::is_pointer_v<Handle>) {
-    return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(bits));  // NOLINT(*-no-int-to-ptr): what it was
+    return reinterpret_cast<Handle>(static_cast<std::uintptr_t>(bits));  // NOLINT(*-no-int-to-ptr): was a pointer
   } else {
     return static_cast<Handle>(static_cast<std::uint32_t>(bits));
   }

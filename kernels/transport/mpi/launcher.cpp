@@ -76,8 +76,8 @@ bool is_alone() {
 
 }  // namespace
 
-// If a launcher was started below another, the variables of both are set. So one launcher with a size of 1 is enough to
-// find no fault.
+// If a launcher was started below another, the variables of both are set. There is no fault if either gives a size
+// of 1.
 std::string launcher_mismatch(MPI_Comm comm) {
   if (comm == MPI_COMM_SELF || !is_alone()) {
     return {};

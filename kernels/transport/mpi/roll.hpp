@@ -1,8 +1,8 @@
 // Roll call of the ranks in a collective call on a user's communicator, where our own messages may not be sent.
 //
-// Every rank scatters a word to all. The MPI libraries send each word straight from its rank to every other, so the end
-// of one scatter shows that its rank has come, even if others are missing. With many ranks this would take many
-// connections: then the ranks reduce their words instead, and the missing ranks are not known.
+// Every rank scatters a word to all. MPI libraries send each word straight from rank to rank, so the end of one scatter
+// shows that its rank has come, even if others are missing. With many ranks this would take many connections: then the
+// ranks reduce their words instead, and the missing ranks are not known.
 #pragma once
 
 #include <mpi.h>

@@ -11,7 +11,7 @@
 //
 // Waiting: poll `spin` times (not at all with more ranks than cores: the awaited rank needs the core), yield the core
 // `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds that its peers are alive and
-// that time is left. If a check fails, it raises and marks itself failed; then its peers, wherever they wait, raise
+// that time is left. If a check fails, it throws and marks itself failed; then its peers, wherever they wait, throw
 // too.
 #pragma once
 

@@ -62,7 +62,7 @@ Greeting Engine::greeting_to(int rank, Greeting::Purpose purpose) const {
   return greeting;
 }
 
-// Finds out if a rank still lives whose connection has ended, and that has sent nothing since.
+// Finds out if a rank still lives, after its connection has ended and it has sent nothing since.
 void Engine::probe_lost_rank(int rank) {
   Peer& other = peer(rank);
   if (other.probe == nullptr) {
