@@ -172,7 +172,8 @@ class GradientExchange:
             for place, index in enumerate(small):
                 places[index] = (len(pools), place, layout.names[index], None)
             extra = 1 if pools else core.jax.marks_needed()
-            pools.append(strategy.make_pool(comm, [layout.shapes[index] for index in small], dtype, extra=extra))
+            pool = strategy.make_pool(comm, [layout.shapes[index] for index in small], dtype, extra=extra)
+            pools.append(cast("GradientPool", pool))
         self.native.use_dense(comm._native, strategy.algorithm, [pool._native for pool in pools], places)
         self._kept = (comm, pools)
 
