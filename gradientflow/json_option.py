@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,7 +36,7 @@ class JsonOutput:
 
     def write(self, figures: object) -> None:
         """Write figures as JSON, or raise an ArgumentError."""
-        text = json.dumps(figures, indent=2) + "\n"
+        text = json_text(figures, indent=2) + "\n"
         if self.stream is not None:
             self.stream.write(text)
             self.stream.flush()
@@ -59,6 +60,19 @@ class JsonOption(click.Option):
         super().__init__(list(names), **{**form, "callback": _output, "help": text, **further})
 
 
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON: null for a number that is not finite, and the `repr` of a value that is no JSON."""
+    return json.dumps(_finite(value), indent=indent, default=repr)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _output(context: click.Context, option: click.Parameter, path: str | None) -> JsonOutput | None:
     if path is None:
         return None
@@ -73,4 +87,4 @@ def _output(context: click.Context, option: click.Parameter, path: str | None) -
 
 json_option = click.option("--json", "json_output", cls=JsonOption)
 
-__all__ = ["JsonOption", "JsonOutput", "json_option"]
+__all__ = ["JsonOption", "JsonOutput", "json_option", "json_text"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.meeting.rules import TRANSPORTS
 
 from .job_turns import JobPlace
@@ -35,9 +34,6 @@ def writable(context: click.Context, option: click.Parameter, path: str | None) 
     return path
 
 
-json_option = click.option("--json", "json_path", metavar="FILE", callback=writable, help="Write all figures here.")
-
-
 def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Callable[[Command], Callable[..., int]]:
     """Add the options of the place, which the command takes as `place`, and show and write the command's findings.
 
@@ -51,7 +47,7 @@ def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Cal
 
     def decorated(command: Command) -> Callable[..., int]:
         @functools.wraps(command)
-        def run(json_path: str | None, **options: Any) -> int:
+        def run(json_output: JsonOutput | None, **options: Any) -> int:
             facts = {}
             if placed:
                 place = JobPlace(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))
@@ -61,8 +57,8 @@ def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Cal
             console.print(table)
             if wrong:
                 console.print(f"{wrong} {results} were wrong", style="bold red")
-            if json_path is not None:
-                Path(json_path).write_text(json.dumps({**facts, **figures}, indent=2) + "\n", encoding="utf-8")
+            if json_output is not None:
+                json_output.write({**facts, **figures})
             return 1 if wrong else 0
 
         found: Callable[..., int] = run

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console
 
 from gradientflow.annotations import JsonObject
+from gradientflow.json_option import JsonOutput
 
 from .environment import describe_environment, environment_lines
 from .plot import save_plot
-from .results import write_csv, write_json
+from .results import figures_of, write_csv
 from .table import AnyResult
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class Output:
     ----------
     arguments : list of str
         The command line, for result files.
-    json_path, csv_path, plot_path, page_path : str or None
+    json_output : JsonOutput or None
+        Destination of all figures.
+    csv_path, plot_path, page_path : str or None
         Files to write.
     out_columns, err_columns : int
         Widths of the terminals to which mpirun forwards standard output and error; 0 if there is none.
@@ -47,7 +50,7 @@ class Output:
     """
 
     arguments: list[str]
-    json_path: str | None
+    json_output: JsonOutput | None
     plot_path: str | None
     out_columns: int
     err_columns: int
@@ -101,8 +104,8 @@ def report(comm: Communicator, bench: Bench, outcome: RunOutcome[AnyResult], out
             console.print(legend, highlight=False, markup=False)
     for sentence in outcome.remarks:
         console.print(sentence, style="yellow", highlight=False, markup=False)
-    if output.json_path is not None:
-        write_json(output.json_path, environment, outcome.results, outcome.others)
+    if output.json_output is not None:
+        output.json_output.write(figures_of(environment, outcome.results, outcome.others))
     if output.csv_path is not None:
         write_csv(output.csv_path, outcome.results)
     if output.page_path is not None and bench.page is not None:

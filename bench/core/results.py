@@ -7,8 +7,6 @@ and its metadata define how tables show it (`core.table.shown`).
 from __future__ import annotations
 
 import csv
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gradientflow.annotations import JsonObject
+from gradientflow.json_option import json_text
 from gradientflow.machine import format_size
 
 from .case import COLLECTIVES, Case
@@ -194,17 +193,15 @@ def over_peers(
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def write_json(
-    path: str,
+def figures_of(
     environment: Mapping[str, object],
     results: Sequence[object],
     others: Mapping[str, Sequence[object]] | None = None,
-) -> None:
-    """Write an object ``{"environment": ..., "results": [...]}``, with further results under the names in `others`."""
+) -> JsonObject:
+    """Give an object ``{"environment": ..., "results": [...]}``, with further results under the names in `others`."""
     tables = {"results": results, **(others or {})}
     lists = {name: [record(result) for result in table] for name, table in tables.items()}
-    text = json.dumps(_finite({"environment": environment, **lists}), indent=2, default=repr)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    return {"environment": environment, **lists}
 
 
 def write_csv(path: str, results: Sequence[object]) -> None:
@@ -227,13 +224,4 @@ def record(result: AnyResult) -> JsonObject:
 
 
 def _cell(value: object) -> object:
-    return json.dumps(_finite(value), default=repr) if isinstance(value, Mapping | list | tuple) else value
-
-
-def _finite(value: object) -> object:
-    """Replace numbers that are not finite, such as a diverged loss, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+    return json_text(value) if isinstance(value, Mapping | list | tuple) else value

@@ -16,9 +16,9 @@ import click
 from rich.console import Console
 
 from gradientflow.errors import GradientFlowError
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import format_size
 
-from ..core.job_command import json_option
 from ..core.job_turns import JobPlace, run_turn, turns
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
@@ -52,7 +52,7 @@ def first(
     shape: str,
     steps: int,
     jax: bool,
-    json_path: str | None,
+    json_output: JsonOutput | None,
 ) -> None:
     """Measure the performance without settings: DDP, the optimizer, csc, lags and psum of JAX, beside Gloo.
 
@@ -72,8 +72,8 @@ def first(
                 figures[size][_PSUM] = ratio
         console.print(_table(place, figures))
         found.append({"place": vars(place), "shape": shape, "steps": steps, "results": figures})
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if json_output is not None:
+        json_output.write(found)
 
 
 def _trained(place: JobPlace, gradients: Sequence[int], shape: str, steps: int) -> dict[str, dict[str, float]]:

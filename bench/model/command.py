@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from gradientflow.annotations import JsonObject
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.model import Call, Cluster, Costs, Link, computation_of, layers_of, predict
 from gradientflow.model.cluster import TRANSPORTS, Transport
 from gradientflow.model.fit import Measurement, Point, fit_link
@@ -22,7 +23,7 @@ from gradientflow.netlab import parse_delay
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import as_strategy
 
-from ..core.job_command import json_option, writable
+from ..core.job_command import writable
 from ..core.table import empty_table
 from .hosts import Case, run_on_hosts
 from .lossless import compare_lossless
@@ -83,7 +84,7 @@ def model(
     transport: Transport,
     delays: tuple[str, ...],
     predictions: str,
-    json_path: str | None,
+    json_output: JsonOutput | None,
     auto: bool,
 ) -> int:
     """Fit the model on 2 and 3 emulated hosts at 1 Gbit/s, predict other hosts and rates, then measure those.
@@ -133,13 +134,9 @@ def model(
             row["spread"] = (max(found) - min(found)) / statistics.median(found)
             row["error"] = row["predicted"] / row["measured"] - 1
     _print(console, rows)
-    if json_path is not None:
-        data = {
-            "link": asdict(link),
-            "remarks": [each.remark for each in measurements],
-            "rows": list(map(_plain, rows)),
-        }
-        Path(json_path).write_text(json.dumps(data, indent=1), encoding="utf-8")
+    if json_output is not None:
+        remarks = [each.remark for each in measurements]
+        json_output.write({"link": asdict(link), "remarks": remarks, "rows": list(map(_plain, rows))})
     return 0
 
 

@@ -29,19 +29,19 @@ from gradientflow.cli.job import die_with_parent
 from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
+from gradientflow.json_option import JsonOption
 from gradientflow.launch import rank_of_this_process, ranks_of_this_job
 from gradientflow.meeting import find_plan
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
 _LEFT_OUT = ", and without MPI's columns"
-_FILES = frozenset({"json_path", "csv_path", "plot_path", "page_path"})
+_FILES = frozenset({"csv_path", "plot_path", "page_path"})
 _COMMON_WIDTH = 80
 
 _RANKS = (
     click.Option(["-n", "--ranks"], type=int, metavar="N", help="ranks to start; not needed under mpirun"),
     click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="where to start them (default: this machine)"),
 )
-_JSON = click.Option(["--json", "json_path"], metavar="FILE", help="write figures and environment here")
 _CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
 _COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
 
@@ -88,7 +88,7 @@ class BenchCommand(click.Command):
 
     def __init__(self, what: Bench, summary: str) -> None:
         self._bench = what
-        params = [*what.options, *(_RANKS if what.in_job else ()), _JSON, _CSV, _COLUMNS]
+        params = [*what.options, *(_RANKS if what.in_job else ()), JsonOption(), _CSV, _COLUMNS]
         super().__init__(what.name, params=params, help=summary)
 
     def invoke(self, ctx: click.Context) -> int:
@@ -186,7 +186,7 @@ def _output(options: Mapping[str, Any], columns: list[int]) -> Output:
         arguments, columns = arguments[:-2], [int(width) for width in options["columns"].split(",")]
     with_cpu = options.get("with_cpu", False)
     out_columns, err_columns = columns
-    files = {name: options.get(name) for name in _FILES}
+    files = {name: options.get(name) for name in (*_FILES, "json_output")}
     return Output(arguments, out_columns=out_columns, err_columns=err_columns, with_cpu=with_cpu, **files)
 
 

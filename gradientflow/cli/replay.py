@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from gradientflow.annotations import JsonObject
 from gradientflow.cli.picture import require_matplotlib
 from gradientflow.cli.table import plain_table, print_table
 from gradientflow.errors import ArgumentError
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.policies import Policy, Simulation, Trace, as_policy, file_of_policy, parse_policies, simulate
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -29,7 +29,7 @@ _BINS = 24
 )
 @click.option("--recorded", metavar="WORDS", help="the recorded policy, where the words in the trace do not lead to it")
 @click.option("--yes", is_flag=True, help="run the Python file that the trace names for its policy, without asking")
-@click.option("--json", "output", metavar="FILE", help="write all figures, with the histogram of staleness")
+@json_option
 @click.option("--plot", "picture", metavar="FILE.png", help="draw pushes and barriers of each; .png, .pdf or .svg")
 @click.option("--from", "begin", type=float, default=0.0, metavar="S", help="where the picture begins")
 @click.option("--to", "end", type=float, metavar="S", help="where it ends")
@@ -38,7 +38,7 @@ def replay(
     policies: Sequence[str],
     recorded: str | None,
     yes: bool,
-    output: str | None,
+    json_output: JsonOutput | None,
     picture: str | None,
     begin: float,
     end: float | None,
@@ -61,8 +61,10 @@ def replay(
     found = {f"recorded: {own}": trace.happened()}
     found |= {repr(policy): simulate(policy, durations, keep_events=picture is not None) for policy in others}
     print_table(_table(found))
-    if output:
-        _write(output, [{"policy": name, **_figures(run), "staleness": run.staleness} for name, run in found.items()])
+    if json_output is not None:
+        json_output.write(
+            [{"policy": name, **_figures(run), "staleness": run.staleness} for name, run in found.items()]
+        )
     if picture:
         from gradientflow.cli.replay_plot import save_replay
 
@@ -132,10 +134,3 @@ def _histogram(staleness: Sequence[int]) -> str:
     bins = [sum(staleness[first : first + width]) for first in range(0, len(staleness), width)]
     most = max(bins, default=0)
     return "".join(_BLOCKS[math.ceil(count / most * len(_BLOCKS)) - 1] if count else " " for count in bins)
-
-
-def _write(path: str, runs: list[dict[str, object]]) -> None:
-    try:
-        Path(path).write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"{path} cannot be written: {error}") from error

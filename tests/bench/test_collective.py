@@ -42,9 +42,10 @@ from gradientflow.bench.core.measure import (
 )
 from gradientflow.bench.core.peers import Contestant, then_divide
 from gradientflow.bench.core.plan import WIRES, PlanError, parse_list, parse_sizes
-from gradientflow.bench.core.results import write_json
+from gradientflow.bench.core.results import figures_of
 from gradientflow.bench.core.session import RunOutcome
 from gradientflow.bench.core.table import bandwidth, microseconds, ratio
+from gradientflow.json_option import JsonOutput
 from gradientflow.launch import Launcher, launch_environment, module_command, mpirun_command
 from gradientflow.machine import format_size, mpi_library
 from gradientflow.machine_load import Load
@@ -430,7 +431,7 @@ def test_numbers_are_written_without_exponents() -> None:
 
 def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    write_json(str(path), {"cores": 2}, [summarize(make_case(), contestant(), 1, 1, None)])
+    JsonOutput(str(path)).write(figures_of({"cores": 2}, [summarize(make_case(), contestant(), 1, 1, None)]))
     written = json.loads(path.read_text())
     assert written["environment"] == {"cores": 2}
     assert [list(result) for result in written["results"]] == [RESULT_FIELDS]

@@ -23,7 +23,7 @@ from figures import rendered
 from jobs import Finished
 
 from gradientflow.bench.core.plan import PlanError
-from gradientflow.bench.core.results import write_csv, write_json
+from gradientflow.bench.core.results import figures_of, write_csv
 from gradientflow.bench.core.resume import ResumeFile
 from gradientflow.bench.train.columns import LAYOUT
 from gradientflow.bench.train.data import CHARACTERS, WINDOW, SampleOrder, digits, encode, library_text
@@ -35,6 +35,7 @@ from gradientflow.bench.train.results import Figures, Point, Run, Scaled, TrainR
 from gradientflow.bench.train.stragglers import Pace
 from gradientflow.bench.train.turns import JointTurn, Turn, join
 from gradientflow.errors import GradientFlowError
+from gradientflow.json_option import JsonOutput
 from gradientflow.launch import module_command
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import CSC, Dense, DiLoCo, parse_strategies
@@ -505,7 +506,7 @@ def results() -> list[TrainResult]:
 
 def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    write_json(str(path), {"ranks": 2}, results())
+    JsonOutput(str(path)).write(figures_of({"ranks": 2}, results()))
     written = json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity, which is no JSON
     assert written["environment"] == {"ranks": 2}
     assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 5
@@ -522,7 +523,7 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
 def test_what_is_no_json_is_written_in_another_way(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     found = [replace(each, runs=[Run(0, [Point(5, 0.5, math.nan, 0.25)])]) for each in results()[:1]]
-    write_json(str(path), {"limit": math.inf, "names": {"a"}}, found)
+    JsonOutput(str(path)).write(figures_of({"limit": math.inf, "names": {"a"}}, found))
     written = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert written["environment"] == {"limit": None, "names": "{'a'}"}
     assert written["results"][0]["runs"][0]["curve"][0]["loss"] is None
@@ -757,7 +758,7 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
         *("7,000", "(7.0x)", "2,000", "(2.0x)"),
     ]
     path = tmp_path / "figures.json"
-    write_json(str(path), {}, found, {"ladder": rungs})
+    JsonOutput(str(path)).write(figures_of({}, found, {"ladder": rungs}))
     assert json.loads(path.read_text())["ladder"][0] == {
         **{"model": "mlp", "column": "MPI", "samples_per_second": 1000.0, "speedup_over_first": 1.0}
     }

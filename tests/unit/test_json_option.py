@@ -21,10 +21,12 @@ def shown(other: str | None, json_output: JsonOutput | None) -> None:
 
 
 @pytest.mark.parametrize("words", [["--json", "-", "--other", "1"], ["--json", "--other", "1"]])
-def test_without_a_file_only_json_is_on_standard_output(words: list[str], tmp_path: Path) -> None:
-    with CliRunner().isolated_filesystem(tmp_path) as folder:
-        ended = CliRunner().invoke(shown, words)
-        assert not list(Path(folder).iterdir())
+def test_without_a_file_only_json_is_on_standard_output(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(shown, words)
+    assert not list(tmp_path.iterdir())
     assert json.loads(ended.stdout) == {"other": "1"}
     assert ended.stderr == "the table\n"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gradientflow.errors import GradientFlowError
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.launch import ranks_of_this_job
 
 from . import hardware, jobs, network, settings, software
@@ -40,9 +39,9 @@ _AFTER: tuple[_Section, ...] = (
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+@json_option
 @click.option("--meet", metavar="HOST:PORT", help="Only check whether ranks started here can meet there.")
-def doctor(as_json: bool, meet: str | None) -> int:
+def doctor(meet: str | None, json_output: JsonOutput | None) -> int:
     """Check this machine and installation; exits with 1 if something must be fixed."""
     sections = _sections() if meet is None else (("meeting point", partial(meeting_point, meet)),)
     console = Console(soft_wrap=True, highlight=False)
@@ -52,16 +51,13 @@ def doctor(as_json: bool, meet: str | None) -> int:
             found[section] = examine()
         except GradientFlowError as error:
             found[section] = [Check(section, "fail", "cannot be looked at", str(error))]
-        if not as_json:
-            _print_section(console, section, found[section])
+        _print_section(console, section, found[section])
     failed = [check.name for section in found.values() for check in section if check.status == "fail"]
-    if as_json:
+    console.print()
+    console.print(Text(f"{len(failed)} to put right: {', '.join(failed)}" if failed else "All in order."))
+    if json_output is not None:
         report = {section: [asdict(check) for check in entries] for section, entries in found.items()}
-        json.dump({"ok": not failed, "failed": failed, "checks": report}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
-    else:
-        console.print()
-        console.print(Text(f"{len(failed)} to put right: {', '.join(failed)}" if failed else "All in order."))
+        json_output.write({"ok": not failed, "failed": failed, "checks": report})
     return 1 if failed else 0
 
 

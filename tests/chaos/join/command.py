@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from gradientflow.bench.core.job_command import json_option
 from gradientflow.bench.core.plan import parse_sizes
 from gradientflow.bench.core.table import empty_table
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import cpu_model, format_size
 from gradientflow.netlab import bytes_per_second
 from gradientflow.strategies import as_strategy
@@ -35,7 +33,14 @@ _REPLAYED = ("dense", "local_sgd", "diloco")
 @click.option("--strategy", default="dense", show_default=True, help="Or local_sgd or diloco, without a delay.")
 @json_option
 def join(
-    ranks: int, hosts: int, rate: str, size: str, joins: int, hours: float, strategy: str, json_path: str | None
+    ranks: int,
+    hosts: int,
+    rate: str,
+    size: str,
+    joins: int,
+    hours: float,
+    strategy: str,
+    json_output: JsonOutput | None,
 ) -> int:
     """Measure how long a process takes to join a job, and how long the others stand still meanwhile.
 
@@ -64,10 +69,10 @@ def join(
     Console().print(_table(found))
     if hosts and (speed := bytes_per_second(rate)) is not None:
         click.echo(f"the bytes alone take {sizes[0] / speed:.2f} s at {rate}")
-    if json_path is not None:
+    if json_output is not None:
         figures = {"cpu": cpu_model(), "ranks": ranks, "hosts": hosts, "rate": rate if hosts else None}
         joined = [asdict(each) for each in found]
-        Path(json_path).write_text(json.dumps({**figures, "bytes": sizes[0], "joins": joined}, indent=1), "utf-8")
+        json_output.write({**figures, "bytes": sizes[0], "joins": joined})
     return 1 if any(each.wrong for each in found) else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 import time
@@ -10,14 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from gradientflow.bench.core.job_command import json_option
 from gradientflow.bench.core.table import empty_table
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.netlab import Netlab
 
 from .groups import GROUPS
@@ -49,7 +47,7 @@ def survive(
     events: int,
     strategies: Sequence[str],
     seed: int | None,
-    json_path: str | None,
+    json_output: JsonOutput | None,
 ) -> int:
     """Kill ranks at random moments, start them again, and check what the others go on with.
 
@@ -80,9 +78,9 @@ def survive(
     back = sum(each.back for each in outcomes)
     click.echo(f"{len(outcomes)} jobs, seed {seed}: " + ", ".join(f"{name} {found[name]}" for name in verdicts))
     click.echo(f"{back} ranks have come back")
-    if json_path is not None:
+    if json_output is not None:
         figures = {"seed": seed, "ranks": ranks, "hosts": hosts, "jobs": [asdict(each) for each in outcomes]}
-        Path(json_path).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        json_output.write(figures)
     return 1 if any(found[name] for name in _BAD) else 0
 
 

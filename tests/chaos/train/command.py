@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from gradientflow.bench.core.job_command import json_option, writable
+from gradientflow.bench.core.job_command import writable
 from gradientflow.bench.core.table import empty_table
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import cpu_model
 
 from .job import Death, Training, run
@@ -57,7 +56,7 @@ def train(
     hours: float,
     seed: int,
     preload: str,
-    json_path: str | None,
+    json_output: JsonOutput | None,
     plot_path: str | None,
 ) -> int:
     """Train with PyTorch while ranks are killed and come back, beside undisturbed runs.
@@ -76,10 +75,10 @@ def train(
     Console().print(_table(pairs))
     both = [sum(each.samples_per_second for each in runs) for runs in zip(*pairs, strict=True)]
     click.echo(f"{both[1] / both[0]:.1%} of the samples of the undisturbed runs")
-    if json_path is not None:
+    if json_output is not None:
         figures = {"ranks": ranks, "batch": batch, "kill_every": kill_every, "strategy": strategy, "preload": preload}
         found = [[asdict(each) for each in pair] for pair in pairs]
-        Path(json_path).write_text(json.dumps({**figures, "rounds": found}, indent=1), encoding="utf-8")
+        json_output.write({**figures, "rounds": found})
     if plot_path is not None:
         _draw(plot_path, pairs[-1], f"{cpu_model()}: {ranks} ranks, a kill every {kill_every:g} s")
     return 0
