@@ -13,7 +13,7 @@ import numpy as np
 from gradientflow._location import core
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import itemsize
-from gradientflow.wires import Wire, wires
+from gradientflow.wires import Wire, check_wire, wires
 
 from .cluster import Cluster, Counts, members_of, parts_of
 
@@ -88,8 +88,9 @@ def schedule_of(
     Raises
     ------
     gradientflow.errors.ArgumentError
-        If there is no model of such a call, or the algorithm does not support the call.
+        If there is no model of such a call, there is no such wire, or the algorithm does not support the call.
     """
+    check_wire(wire)
     element = itemsize(dtype)
     rounds = wire is not None and len(cluster.nodes) > 1
     path, between, _ = cluster.selector.path_of(kind, count * element, rounds, algorithm, in_node_memory)

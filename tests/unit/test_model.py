@@ -95,6 +95,11 @@ def test_large_clusters_take_the_algorithms_of_the_core() -> None:
         schedule_of(hosts(2), "alltoall", 8)
 
 
+def test_a_wire_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"wire is one of float32, .*, not 'foo'"):
+        schedule_of(hosts(2), "allreduce", 8, wire="foo")
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 
