@@ -46,6 +46,8 @@ class Bench:
         Tables of further results, by their names in the outcome.
     in_job : bool
         True if it measures several ranks, False if this process alone.
+    packages : sequence of str
+        Modules that it needs, of packages that the library does not need.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Bench:
     others: Mapping[str, Layout] = field(default_factory=dict)
     page: Page | None = None
     in_job: bool = True
+    packages: Sequence[str] = ()
 
 
 def option(

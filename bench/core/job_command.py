@@ -14,6 +14,7 @@ from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.meeting.rules import TRANSPORTS
 
 from .job_turns import JobPlace
+from .packages import check_packages
 from .plan import check_writable
 
 Found = tuple[Table, Mapping[str, object], int]  # a table, all figures, and the number of wrong results
@@ -34,11 +35,15 @@ def writable(context: click.Context, option: click.Parameter, path: str | None) 
     return path
 
 
-def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Callable[[Command], Callable[..., int]]:
+def in_jobs(
+    *packages: str, results: str = "elements or results", placed: bool = True
+) -> Callable[[Command], Callable[..., int]]:
     """Add the options of the place, which the command takes as `place`, and show and write the command's findings.
 
     Parameters
     ----------
+    *packages : str
+        Modules that the command needs, of packages that the library does not need.
     results : str
         Name of the elements that may be wrong; then the exit status is 1.
     placed : bool
@@ -48,6 +53,7 @@ def in_jobs(results: str = "elements or results", *, placed: bool = True) -> Cal
     def decorated(command: Command) -> Callable[..., int]:
         @functools.wraps(command)
         def run(json_output: JsonOutput | None, **options: Any) -> int:
+            check_packages(click.get_current_context().command_path.removeprefix("gradientflow "), *packages)
             facts = {}
             if placed:
                 place = JobPlace(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))

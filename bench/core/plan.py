@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -182,13 +181,6 @@ def check_writable(path: str) -> None:
     """Refuse a file that cannot be written."""
     if not (os.access(Path(path).parent, os.W_OK) and not Path(path).is_dir()):
         raise PlanError(f"{path} cannot be written")
-
-
-def check_installed(peers: Sequence[str]) -> None:
-    """Refuse peers that are not installed."""
-    for peer in ("gloo", "rpc"):
-        if peer in peers and importlib.util.find_spec("torch") is None:
-            raise PlanError(f"--compare {peer} needs PyTorch, which is not installed: pip install torch")
 
 
 def check_time(iterations: int | None, seconds: float) -> None:

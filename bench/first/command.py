@@ -20,6 +20,7 @@ from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import format_size
 
 from ..core.job_turns import JobPlace, run_turn, turns
+from ..core.packages import check_packages
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
 from ..train.perceptrons import SHAPES
@@ -63,6 +64,7 @@ def first(
     places += [JobPlace(hosts, hosts=hosts, rate=rate)] if hosts else []
     if not places or not sizes:
         raise PlanError("nothing is to be measured: give --ranks or --hosts, and --gradients")
+    check_packages("bench first", "torch", "sklearn", *(["jax"] if jax else []))
     console = Console()
     found = []
     for place in places:

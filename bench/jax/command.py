@@ -8,6 +8,7 @@ import statistics
 import click
 
 from gradientflow.machine import format_size
+from gradientflow.strategies import as_strategy
 
 from ..core.job_command import Found, in_jobs
 from ..core.job_turns import JobPlace, run_turn, turns
@@ -31,6 +32,15 @@ def _peers(context: click.Context, option: click.Parameter, text: str) -> tuple[
     return peers
 
 
+def _strategies(context: click.Context, option: click.Parameter, text: str) -> list[str]:
+    del context, option
+    found = [each.strip() for each in text.split(";")]
+    for each in found:
+        if as_strategy(each).gradients != "mean":
+            raise PlanError(f"--strategies takes strategies that average gradients, not {each}")
+    return found
+
+
 @click.group()
 def jax() -> None:
     """Measure unchanged programs of JAX beside gloo, and calls inside of jit.
@@ -40,7 +50,7 @@ def jax() -> None:
 
 
 @jax.command()
-@in_jobs()
+@in_jobs("jax")
 @click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--compare", default="gloo", show_default=True, callback=_peers, help="gloo, or '' for none.")
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs of each library.")
@@ -77,7 +87,7 @@ def psum(place: JobPlace, sizes: list[int], compare: tuple[str, ...], rounds: in
 
 
 @jax.command()
-@in_jobs()
+@in_jobs("jax")
 @click.option("--calls", default=10_000, type=click.IntRange(1), show_default=True, help="Calls of each collective.")
 @click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
 @click.option("--contestant", type=click.Choice([_OURS, "gloo"]), default=_OURS, show_default=True)
@@ -92,20 +102,20 @@ def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found
 
 
 @jax.command()
-@in_jobs(placed=False)
+@in_jobs("jax", placed=False)
 @click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
 @click.option(
     "--strategies",
     default="dense; csc(density=0.1)",
     show_default=True,
+    callback=_strategies,
     help="Strategies for average(), separated by semicolons.",
 )
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs.")
 @click.option("--seconds", default=3.0, show_default=True, help="Time for each size in each job, roughly.")
-def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Found:
+def calls(sizes: list[int], strategies: list[str], rounds: int, seconds: float) -> Found:
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""
-    told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds}
-    told["strategies"] = [each.strip() for each in strategies.split(";")]
+    told = {"measure": "calls", "contestant": _OURS, "sizes": sizes, "seconds": seconds, "strategies": strategies}
     found = [run_turn(JobPlace(1, "tcp"), {**told, "seed": _seed()}) for _ in range(rounds)]
     table = empty_table(figures=("bytes", "call", "median\nus", "over empty\nus", "wrong"))
     for results in zip(*(each["results"] for each in found), strict=True):
@@ -128,7 +138,7 @@ def calls(sizes: list[int], strategies: str, rounds: int, seconds: float) -> Fou
 
 
 @jax.command()
-@in_jobs()
+@in_jobs("jax", "optax", "torch")
 @click.option(
     "--turns",
     "count",

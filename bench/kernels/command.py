@@ -36,6 +36,7 @@ _KERNELS = Bench(
     session=KernelsSession,
     layout=LAYOUT,
     draw=draw,
+    packages=("pybind11",),
     in_job=False,
 )
 

@@ -36,6 +36,7 @@ _SPARSE = Bench(
     session=SparseSession,
     layout=LAYOUT,
     draw=draw,
+    packages=("pybind11",),
     others={"kernels": KERNELS_LAYOUT},
 )
 

@@ -13,7 +13,7 @@ from gradientflow.machine import format_size
 
 from ..core.job_command import Found, in_jobs
 from ..core.job_turns import JobPlace, run_turn
-from ..core.plan import PlanError, check_installed, parse_list, parse_sizes
+from ..core.plan import PlanError, parse_list, parse_sizes
 from ..core.table import empty_table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _figure(microseconds: float, sign: str = "") -> str:
 
 
 @click.command()
-@in_jobs("elements")
+@in_jobs("torch", results="elements")
 @click.option("--sizes", default="8K,64K,1M", show_default=True, help="Bytes of a whole tensor.")
 @click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="What to call.")
 @click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
@@ -50,7 +50,6 @@ def torch(place: JobPlace, sizes: str, calls: list[str], forms: list[str], round
 
     Every result is checked before it is timed; if one is wrong, the exit status is 1.
     """
-    check_installed(["gloo"])
     told = {"sizes": parse_sizes(sizes), "calls": calls, "forms": forms, "rounds": rounds, "repeat": repeat}
     if not told["sizes"]:
         raise PlanError("--sizes names no size")

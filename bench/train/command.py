@@ -18,7 +18,7 @@ from ..core.plan import WIRES, parse_thresholds
 from ..core.table import AnyResult
 from .columns import LAYOUT
 from .ladder import LADDER
-from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, check_packages, parse_numbers
+from .plan import CONTESTANTS, MODELS, ON_THE_LADDER, PRECISIONS, STRATEGIES, TrainPlan, parse_numbers
 from .plot import draw
 from .rates import parse_rates
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 def _plan(strategies: tuple[str, ...] = (), rates: tuple[str, ...] = (), **options: Any) -> TrainPlan:
     named = parse_strategies(";".join(strategies), options.get("steps", TrainPlan.steps)) if strategies else ()
     rate, own_rates = parse_rates(rates)
-    plan = TrainPlan(strategies=tuple(dict.fromkeys(named)), learning_rate=rate, own_rates=own_rates, **options)
-    check_packages()
-    return plan
+    return TrainPlan(strategies=tuple(dict.fromkeys(named)), learning_rate=rate, own_rates=own_rates, **options)
 
 
 def _numbers(name: str, field: str, default: str | None, help: str) -> click.Option:
@@ -152,6 +150,7 @@ _TRAIN = Bench(
     session=_session,
     layout=LAYOUT,
     draw=draw,
+    packages=("torch", "sklearn"),
     page=_page,
     others={"ladder": LADDER},
 )

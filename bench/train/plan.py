@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 from collections.abc import Sequence
@@ -28,8 +27,6 @@ _ON_ALL_RANKS = "ddp-gradientflow"  # needs the whole job, whose process group i
 
 # DDP rearranges its buckets after the first step, and PowerSGD compresses from the third on.
 _UNTIMED_STEPS_AT_FIRST = 3
-
-_PACKAGES = {"torch": "torch", "sklearn": "scikit-learn"}
 
 
 @dataclass(frozen=True)
@@ -328,13 +325,6 @@ class TrainPlan(Plan):
         """Timed steps of each turn of a contestant, unless turns are epochs."""
         whole, rest = divmod(self.steps, self.turn)
         return [self.turn] * whole + [rest] * (rest > 0)
-
-
-def check_packages() -> None:
-    """Refuse to train without the required packages."""
-    missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise PlanError(f"bench train needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:

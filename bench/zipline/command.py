@@ -34,6 +34,7 @@ _ZIPLINE = Bench(
     session=ZiplineSession,
     layout=LAYOUT,
     draw=draw,
+    packages=("pybind11",),
     others={"decisions": DECISIONS},
     in_job=False,
 )

@@ -7,7 +7,6 @@ It tells the ranks the width of the terminal that its own output goes to, if any
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -22,7 +21,8 @@ import click
 import gradientflow as gf
 from gradientflow.bench.core.case import COLLECTIVES
 from gradientflow.bench.core.command import Bench
-from gradientflow.bench.core.plan import AUTO, PlanError, check_installed, check_writable, without_mpi
+from gradientflow.bench.core.packages import check_packages
+from gradientflow.bench.core.plan import AUTO, PlanError, check_writable, without_mpi
 from gradientflow.bench.core.report import Output, progress, report
 from gradientflow.cli.again import start_again
 from gradientflow.cli.job import die_with_parent
@@ -95,7 +95,9 @@ class BenchCommand(click.Command):
         """Measure, as a rank inside an MPI job or as a process that needs no job; otherwise start a job."""
         options, named = ctx.params, {option.name for option in self._bench.options} - _FILES - {"with_cpu"}
         plan = self._bench.plan(**{name: options[name] for name in named if options[name] is not None})
-        check_installed(plan.peers)
+        check_packages(f"bench {self.name}", *self._bench.packages)
+        for peer in {"gloo", "rpc"}.intersection(plan.peers):
+            check_packages(f"--compare {peer}", "torch")
         _check_files(options)
         inside, ranks = ranks_of_this_job(), options.get("ranks")
         if not self._bench.in_job:
@@ -201,10 +203,8 @@ def _check_files(options: Mapping[str, Any]) -> None:
         ("plot_path", "--plot", ("matplotlib",)),
         ("page_path", "--report", ("matplotlib", "jinja2")),
     ):
-        missing = [package for package in packages if importlib.util.find_spec(package) is None]
-        if options.get(name) is not None and missing:
-            names, verb = " and ".join(missing), "are" if len(missing) > 1 else "is"
-            raise PlanError(f"{option} needs {names}, which {verb} not installed: pip install {' '.join(missing)}")
+        if options.get(name) is not None:
+            check_packages(option, *packages)
 
 
 def _columns() -> list[int]:

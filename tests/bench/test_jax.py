@@ -13,7 +13,7 @@ from jax_jobs import needs_jax
 
 from gradientflow.bench.core.job_turns import JobPlace, turns
 from gradientflow.bench.jax import command
-from gradientflow.errors import GradientFlowError
+from gradientflow.errors import ArgumentError, GradientFlowError
 
 pytestmark = needs_jax
 
@@ -65,6 +65,13 @@ def test_wrong_results_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"calls": 1, "wrong": {"psum_scatter": 1, "all_gather": 0}}
     monkeypatch.setattr(command, "run_turn", lambda place, told: wrong)
     assert command.loop.main(["--calls", "1"], standalone_mode=False) == 1
+
+
+@pytest.mark.parametrize(("words", "sentence"), [("foo", "foo"), ("dense; ssgd", "average gradients, not ssgd")])
+def test_strategies_are_checked_before_a_job_starts(words: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_turn", pytest.fail)
+    with pytest.raises(ArgumentError, match=sentence):
+        command.calls.main(["--strategies", words], standalone_mode=False)
 
 
 def test_turns_change_their_order() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import math
 import os
@@ -646,16 +645,6 @@ def test_a_strategy_has_one_color_in_all_panels() -> None:
         (found[-2].entry, ["Speed", "Loss", "Accuracy", "All"]),
     ):
         assert [part.replace(",", "").split()[0] for part in parts if mine[entry] in part] == headings
-
-
-def test_packages_that_are_missing_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = importlib.import_module("gradientflow.cli.bench")
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlanError, match=r"--report needs matplotlib and jinja2, .*: pip install matplotlib jinja2"):
-        bench._check_files({"page_path": "a.html"})
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: name != "jinja2" or None)
-    with pytest.raises(PlanError, match="--report needs jinja2, which is not installed: pip install jinja2"):
-        bench._check_files({"page_path": "a.html"})
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------
