@@ -16,24 +16,28 @@ from gradientflow.launch import (
     module_command,
     mpirun_command,
     rank_program,
+    ranks_to_start,
     tcp_job,
 )
 
 
-def start_again(arguments: Sequence[str], ranks: int, hosts: str | None, transport: str, without: str = "") -> int:
+def start_again(
+    arguments: Sequence[str], ranks: int | None, hosts: str | None, transport: str, without: str = ""
+) -> int:
     """Run this program with these arguments as a job, and return its exit status.
 
     Parameters
     ----------
     arguments : sequence of str
         Arguments of ``gradientflow``.
-    ranks : int
-        Number of ranks to start.
+    ranks : int or None
+        Number of ranks to start; by default the slots of the hosts.
     hosts : str or None
         Hosts for the ranks; by default this machine.
     transport, without : str
         See `find_launcher_or_tcp`.
     """
+    ranks = ranks_to_start(ranks, hosts)
     launcher = find_launcher_or_tcp(transport, without)
     command = module_command("gradientflow.cli", list(arguments))
     check_hosts(hosts)

@@ -30,7 +30,7 @@ from gradientflow.cli.lazy import LazyCommand
 from gradientflow.errors import GradientFlowError
 from gradientflow.job import asked_transport
 from gradientflow.json_option import JsonOption
-from gradientflow.launch import rank_of_this_process, ranks_of_this_job
+from gradientflow.launch import rank_of_this_process, ranks_of_this_job, ranks_to_start
 from gradientflow.meeting import find_plan
 
 _PLOT_FORMATS = (".png", ".pdf", ".svg")
@@ -113,8 +113,7 @@ class BenchCommand(click.Command):
                     click.echo(f"gradientflow: over TCP{_LEFT_OUT}", err=True)
                 plan = without_mpi(plan)
             return self._measure_in_job(plan, _output(options, [0, 0]))
-        if ranks is None:
-            raise PlanError("say how many ranks to start, for example -n 2")
+        ranks = ranks_to_start(ranks, options["hosts"])
         plan.check_job(ranks, on_this_machine=options["hosts"] is None)
         needs_mpi = "mpi" in (asked_transport(), *getattr(plan, "transports", ()))
         arguments = [*sys.argv[1:], "--columns", ",".join(map(str, _columns()))]

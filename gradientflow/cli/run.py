@@ -37,6 +37,7 @@ from gradientflow.launch import (
     mpirun_command,
     rank_program,
     ranks_of_this_job,
+    ranks_to_start,
     read_hostfile,
     tcp_job,
 )
@@ -45,7 +46,15 @@ _LONGEST_GRACE = 1_000_000
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "-np", "--ranks", required=True, type=int, metavar="N", help="How many ranks to start.")
+@click.option(
+    "-n",
+    "-np",
+    "--ranks",
+    "count",
+    type=int,
+    metavar="N",
+    help="Number of ranks to start (default: the slots of the hosts).",
+)
 @click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
 @click.option("--hostfile", metavar="FILE", help="A file that says where: a line is NAME, NAME:SLOTS or NAME slots=N.")
 @click.option(
@@ -84,7 +93,7 @@ _LONGEST_GRACE = 1_000_000
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    ranks: int,
+    count: int | None,
     hosts: str | None,
     hostfile: str | None,
     servers: int,
@@ -131,6 +140,7 @@ def run(
         if hosts is not None:
             raise LaunchError("--hosts and --hostfile both say where to start the ranks: leave one out")
         hosts = read_hostfile(hostfile)
+    ranks = ranks_to_start(count, hosts, servers)
     if not 0 <= grace <= _LONGEST_GRACE:
         raise LaunchError(f"--grace takes a number of seconds from 0 to {_LONGEST_GRACE}, not {grace:g}")
     check_restarts(restarts, min_ranks)

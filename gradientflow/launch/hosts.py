@@ -70,6 +70,15 @@ def slots_of(hosts: str) -> dict[str, int]:
     return found
 
 
+def ranks_to_start(ranks: int | None, hosts: str | None, servers: int = 0) -> int:
+    """Return the number of ranks that a command starts: `ranks`, or else one for each slot that servers leave."""
+    if ranks is not None:
+        return ranks
+    if hosts is None:
+        raise LaunchError("say how many ranks to start, for example -n 2; with --hosts, as many as there are slots")
+    return slots(hosts) - servers
+
+
 def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:
     """Return the host of each rank, in the order of MPI's launchers: host by host; with servers, in turn."""
     left = slots_of(hosts)

@@ -79,6 +79,15 @@ def test_hosts_are_filled_or_taken_in_turn() -> None:
         hosts_of_ranks("a:2,b", 4)
 
 
+@pytest.mark.parametrize(
+    ("words", "ranks"), [("--hosts a:2,127.0.0.1", 3), ("--hosts a:4 --servers 1", 3), ("--hosts a:4 -n 2", 2)]
+)
+def test_hosts_say_how_many_ranks_to_start(run: Run, words: str, ranks: int) -> None:
+    shown = run(*words.split(), "--dry-run", "--", "true")
+    assert shown.returncode == 0, shown.stderr
+    assert f" WORLD_SIZE={ranks} " in shown.stdout
+
+
 def test_an_allocation_of_several_nodes_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
