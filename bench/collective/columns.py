@@ -110,4 +110,4 @@ def _legend(results: Sequence[Result], with_cpu: bool) -> str:
     return text
 
 
-LAYOUT = Layout(_columns, lambda result: result.bytes, _legend, ("min", "busbw", "p95", "algbw", "link"))
+LAYOUT = Layout(_columns, lambda result: result.bytes, _legend)

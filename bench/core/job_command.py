@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.meeting.rules import TRANSPORTS
+from gradientflow.tables import FittedTable, print_table
+from gradientflow.terminal import open_console
 
 from .job_turns import JobPlace
 from .packages import check_packages
 from .plan import check_writable
 
-Found = tuple[Table, Mapping[str, object], int]  # a table, all figures, and the number of wrong results
+Found = tuple[FittedTable, Mapping[str, object], int]  # a table, all figures, and the number of wrong results
 Command = Callable[..., Found]
 
 _PLACE = (
@@ -59,8 +59,8 @@ def in_jobs(
                 place = JobPlace(*(options.pop(name) for name in ("ranks", "transport", "hosts", "rate")))
                 options, facts = {"place": place, **options}, {"place": vars(place)}
             table, figures, wrong = command(**options)
-            console = Console(width=120)
-            console.print(table)
+            console = open_console()
+            print_table(table, console)
             if wrong:
                 console.print(f"{wrong} {results} were wrong", style="bold red")
             if json_output is not None:

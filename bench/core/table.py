@@ -1,4 +1,4 @@
-"""Tables of results: columns as data, blocks of results measured together, as many columns as fit."""
+"""Tables of results: columns as data, blocks of results measured together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from rich.box import Box
 from rich.console import Console, JustifyMethod
-from rich.table import Table
 from rich.text import Text
 
-_MIN_PLAIN_WIDTH = 100
+from gradientflow.tables import FittedTable, plain_table, print_table
+
+_PLAIN_WIDTH = 100  # of sentences where there is no terminal
 
 # A rule below the headings and an empty line between blocks, in characters that every terminal and file can show.
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -130,39 +131,28 @@ class Layout:
         Takes a result; gives a value that is equal for results of the same block.
     legend : callable
         Takes the same arguments as `columns`; explains the columns, before the notes of the shown ones.
-    dispensable : sequence of str
-        Headings of columns to leave out, in this order, if a terminal is too narrow for all.
     """
 
     columns: Callable[[Sequence[AnyResult], bool], Sequence[Column]]
     block: Callable[[AnyResult], object]
     legend: Callable[[Sequence[AnyResult], bool], str]
-    dispensable: Sequence[str] = ()
 
     def print(self, results: Sequence[object], console: Console, *, with_cpu: bool = False) -> None:
-        """Print all results in order, blocks together, with as many columns as fit."""
-        table = self.table(results, with_cpu=with_cpu)
-        least = _MIN_PLAIN_WIDTH  # a pipe has no width
-        if console.is_terminal:
-            least = console.width
-            for count in range(len(self.dispensable) + 1):
-                table = self.table(results, self.dispensable[:count], with_cpu=with_cpu)
-                if _width(table, console) <= least:
-                    break
-        # Lines wrap in a terminal that is still too narrow; none is truncated.
-        console.width = max(least, _width(table, console))
-        console.print(table)
+        """Print all results in order, blocks together."""
+        print_table(self.table(results, with_cpu=with_cpu), console)
+        if not console.is_terminal:
+            console.width = _PLAIN_WIDTH
 
     def explain(self, results: Sequence[object], *, with_cpu: bool = False) -> str:
         """Explain the columns of the table of these results."""
         notes = (column.note for column in self.columns(results, with_cpu) if column.shown)
         return " ".join(filter(None, dict.fromkeys([self.legend(results, with_cpu), *notes])))
 
-    def table(self, results: Sequence[AnyResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
-        """Lay out the results, without the columns of the given headings."""
+    def table(self, results: Sequence[AnyResult], *, with_cpu: bool = False) -> FittedTable:
+        """Lay out the results."""
         columns = [column for column in self.columns(results, with_cpu) if column.shown]
-        columns = [column for column in columns if column.heading.partition("\n")[0] not in without]
         table = empty_table()
+        table.names = sum(column.kind == "name" for column in columns)
         for column in columns:
             table.add_column(column.heading, justify=column.justify, no_wrap=True)
         for block in grouped(results, self.block).values():
@@ -192,18 +182,9 @@ def cells_of(result: AnyResult, columns: Sequence[Column]) -> list[Cell]:
     return [next(instead, "") if column.kind == "figure" else column.text(result) for column in columns]
 
 
-def _width(table: Table, console: Console) -> int:
-    return console.measure(table, options=console.options.update(width=400)).maximum
-
-
-def empty_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> Table:
+def empty_table(names: Sequence[str] = (), figures: Sequence[str] = ()) -> FittedTable:
     """Make a table without rows, in the common style: columns of names to the left, of figures to the right."""
-    table = Table(box=_RULE, show_edge=False, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in names:
-        table.add_column(heading, no_wrap=True)
-    for heading in figures:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+    return plain_table(names, figures, _RULE)
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:

@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -18,15 +17,13 @@ from rich.console import Console
 from gradientflow.errors import GradientFlowError
 from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import format_size
+from gradientflow.tables import FittedTable, print_table
 
 from ..core.job_turns import JobPlace, run_turn, turns
 from ..core.packages import check_packages
 from ..core.plan import PlanError, parse_sizes
 from ..core.table import empty_table
 from ..train.perceptrons import SHAPES
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _GLOO = "ddp-gloo"
 _TRAINED = {"ddp-gradientflow": "DDP", "dense": "optimizer", "csc": "csc", "lags": "lags"}
@@ -72,7 +69,7 @@ def first(
         if jax:
             for size, ratio in _psum(place, sizes).items():
                 figures[size][_PSUM] = ratio
-        console.print(_table(place, figures))
+        print_table(_table(place, figures), console)
         found.append({"place": vars(place), "shape": shape, "steps": steps, "results": figures})
     if json_output is not None:
         json_output.write(found)
@@ -110,7 +107,7 @@ def _psum(place: JobPlace, gradients: Sequence[int]) -> dict[str, float]:
     return {format_size(size): mine / peer for size, mine, peer in zip(gradients, ours, theirs, strict=True)}
 
 
-def _table(place: JobPlace, figures: dict[str, dict[str, float]]) -> Table:
+def _table(place: JobPlace, figures: dict[str, dict[str, float]]) -> FittedTable:
     hosts = f"{place.hosts} hosts at {place.rate}" if place.hosts else f"{place.ranks} ranks of one node"
     has_psum = any(_PSUM in each for each in figures.values())
     headings = ["gradients", "alone\nms", "DDP Gloo\nms", *_TRAINED.values(), *(["psum\nof JAX"] if has_psum else [])]

@@ -108,4 +108,4 @@ def _legend(results: Sequence[FusionResult], with_cpu: bool) -> str:
     )
 
 
-LAYOUT = Layout(_columns, lambda result: result.model, _legend, ("min", "busbw", "p95", "algbw", "link", "calls"))
+LAYOUT = Layout(_columns, lambda result: result.model, _legend)

@@ -97,4 +97,4 @@ def _legend(results: Sequence[KernelResult], with_cpu: bool) -> str:
     return f"{text}memcpy on as many bytes, read and written. One processor core, {levels}."
 
 
-LAYOUT = Layout(_columns, lambda result: result.bytes, _legend, ("p95", "call"))
+LAYOUT = Layout(_columns, lambda result: result.bytes, _legend)

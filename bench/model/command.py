@@ -22,6 +22,7 @@ from gradientflow.model.units import bits_per_second_of
 from gradientflow.netlab import parse_delay
 from gradientflow.policies import Stragglers
 from gradientflow.strategies import as_strategy
+from gradientflow.tables import print_table
 
 from ..core.job_command import writable
 from ..core.table import empty_table
@@ -92,8 +93,6 @@ def model(
     Computation is a timed wait, because all hosts share the cores of this machine. Needs root, as netlab does.
     """
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
     if auto:
         compare_lossless(_MODELS, transport, console)
         return 0
@@ -184,7 +183,7 @@ def _print(console: Console, rows: list[JsonObject]) -> None:
             f"{row['spread']:.0%}",
             f"{row['error']:+.1%}",
         )
-    console.print(table)
+    print_table(table, console)
     errors = np.abs([row["error"] for row in rows])
     worst, best = rows[int(np.argmax(errors))], rows[int(np.argmin(errors))]
     console.print(

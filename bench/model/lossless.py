@@ -13,6 +13,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.model import Computation
 from gradientflow.paced import times_of_steps
 from gradientflow.strategies import Auto, Strategy
+from gradientflow.tables import print_table
 from gradientflow.training import ArrayLoop
 
 from ..core.table import empty_table
@@ -81,7 +82,7 @@ def compare_lossless(models: Mapping[str, float], transport: str, console: Conso
             )
             medians = ", ".join(f"{_threshold(name)} {each * 1e3:,.1f}" for name, each in others.items())
             reasons.append(f"{case}, {model}: {found['why']}. Medians: {medians}")
-    console.print(table)
+    print_table(table, console)
     for reason in reasons:
         console.print(reason, soft_wrap=True)
 

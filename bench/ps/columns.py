@@ -86,4 +86,4 @@ def _legend(results: Sequence[ServerResult], with_cpu: bool) -> str:
     )
 
 
-LAYOUT = Layout(_columns, _block, _legend, ("min", "p95", "link"))
+LAYOUT = Layout(_columns, _block, _legend)

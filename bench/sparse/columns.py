@@ -144,6 +144,4 @@ def _legend(results: Sequence[SparseResult], with_cpu: bool) -> str:
     return text
 
 
-LAYOUT = Layout(
-    _columns, lambda result: (result.model, result.chunk_size), _legend, ("min", "p95", "link", "reported", "chunks")
-)
+LAYOUT = Layout(_columns, lambda result: (result.model, result.chunk_size), _legend)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from gradientflow.annotations import JsonObject
 from gradientflow.machine import format_size
+from gradientflow.tables import FittedTable
 
 from ..core.job_command import Found, in_jobs
 from ..core.job_turns import JobPlace, run_turn
 from ..core.plan import PlanError, parse_list, parse_sizes
 from ..core.table import empty_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter")
 FORMS = ("sync", "async", "functional", "compiled")
@@ -58,7 +55,7 @@ def torch(place: JobPlace, sizes: str, calls: list[str], forms: list[str], round
     return _table(found["results"]), {**told, **found}, sum(each["wrong"] for each in found["results"])
 
 
-def _table(results: Sequence[JsonObject]) -> Table:
+def _table(results: Sequence[JsonObject]) -> FittedTable:
     figures = ("ours\nus", "comm\nus", "over\ncomm", "gloo\nus", "gloo /\nours")
     table = empty_table(("bytes", "call", "form"), figures)
     for ours, gloo, comm in zip(results[::3], results[1::3], results[2::3], strict=True):

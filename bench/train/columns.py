@@ -190,9 +190,4 @@ def _legend(results: Sequence[TrainResult], with_cpu: bool) -> str:
     return text
 
 
-LAYOUT = Layout(
-    _columns,
-    lambda result: result.model,
-    _legend,
-    ("optimizer", "backward", "reported", "p95", "least", "accuracy", "speed-up", "learning"),
-)
+LAYOUT = Layout(_columns, lambda result: result.model, _legend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
+from gradientflow.tables import FittedTable
 
 from ..core.table import Layout, empty_table
 from .entry import NONE, Entry
@@ -51,7 +51,7 @@ def ladder_results(plan: TrainPlan, results: Sequence[TrainResult]) -> list[Rung
 
 
 class _LadderLayout(Layout):
-    def table(self, results: Sequence[RungResult], without: Sequence[str] = (), *, with_cpu: bool = False) -> Table:
+    def table(self, results: Sequence[RungResult], *, with_cpu: bool = False) -> FittedTable:
         """Give samples per second of all ranks, with the speedup over the first column in brackets; a row per model."""
         columns = dict.fromkeys(rung.column for rung in results)
         table = empty_table(("samples/s",), [column.replace(" +", "\n+") for column in columns])

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from itertools import accumulate
 from operator import attrgetter
 from statistics import median
 from typing import Any
@@ -21,6 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
+
+from gradientflow.spread import spread
 
 from ..core.plot import plain_numbers
 from .colors import BASELINE_COLOR, FAMILIES, family
@@ -236,11 +237,7 @@ def _label(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
     axes.figure.canvas.draw_idle()
     to_axes = axes.transLimits if axes.get_yscale() == "linear" else axes.transScale + axes.transLimits
     placed = sorted((float(to_axes.transform((x, y))[1]), x, y, text, shade) for x, y, text, shade in labels)
-    wanted = (min(max(height, 0.02), 0.98) for height, *_ in placed)
-    heights = list(accumulate(wanted, lambda below, height: max(height, below + _GAP)))
-    if heights and heights[-1] > 1.0:
-        downwards = accumulate([1.0, *heights[-2::-1]], lambda above, height: min(height, above - _GAP))
-        heights = list(downwards)[::-1]
+    heights = spread([height for height, *_ in placed], _GAP)
     for height, (_, x, y, text, shade) in zip(heights, placed, strict=True):
         axes.annotate(
             text,

@@ -122,4 +122,4 @@ def _legend(results: Sequence[ZiplineResult], with_cpu: bool) -> str:
     )
 
 
-LAYOUT = Layout(_columns, lambda result: (result.lookahead, result.workers), _legend, ("p95", "draws"))
+LAYOUT = Layout(_columns, lambda result: (result.lookahead, result.workers), _legend)

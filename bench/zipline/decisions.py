@@ -81,4 +81,4 @@ def _legend(results: Sequence[DecisionResult], with_cpu: bool) -> str:
     )
 
 
-DECISIONS = Layout(_columns, lambda result: 0, _legend, ())
+DECISIONS = Layout(_columns, lambda result: 0, _legend)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
+import os
 from collections.abc import Sequence
 
 from gradientflow.cli.hosts import check_hosts
@@ -19,6 +18,7 @@ from gradientflow.launch import (
     ranks_to_start,
     tcp_job,
 )
+from gradientflow.terminal import variables_for_ranks
 
 
 def start_again(
@@ -41,16 +41,12 @@ def start_again(
     launcher = find_launcher_or_tcp(transport, without)
     command = module_command("gradientflow.cli", list(arguments))
     check_hosts(hosts)
+    os.environ.update(variables_for_ranks())
     if launcher is None:
-        return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), _terminal()))
+        return run_job(Job(command_over_tcp(tcp_job(ranks, command, hosts, bind=asked_binding())), {}))
     command = rank_program(command, hosts, bind=asked_binding(), transport=transport)
     command = mpirun_command(launcher, ranks, command, hosts)
-    return run_job(Job(command, launch_environment(launcher, hosts) | _terminal(), is_mpi=True))
-
-
-def _terminal() -> dict[str, str]:
-    """Return variables that tell rich in the ranks if this output is a terminal: ranks may see only the launcher."""
-    return {"COLUMNS": str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {"TTY_COMPATIBLE": "0"}
+    return run_job(Job(command, launch_environment(launcher, hosts), is_mpi=True))
 
 
 __all__ = ["start_again"]

@@ -14,9 +14,9 @@ import click
 
 from gradientflow.cli.jax import check_jax, jax_lines
 from gradientflow.cli.library import PACKAGE
-from gradientflow.cli.table import plain_table, print_table
 from gradientflow.config import fields
 from gradientflow.errors import GradientFlowError
+from gradientflow.tables import plain_table, print_table
 
 _INCLUDE = PACKAGE / "include"
 _LIBRARIES = PACKAGE / "lib"
@@ -77,7 +77,9 @@ def _present(path: Path) -> Path:
 
 
 def _print_settings() -> None:
-    table = plain_table(("setting", "variable", "default", "unit"))
+    table = plain_table(["setting"])
+    for heading in ("variable", "default", "unit"):
+        table.add_column(heading, no_wrap=True)
     table.add_column("meaning", overflow="fold")
     for name, variable, unit, default, meaning in fields():
         table.add_row(name, variable, str(default), str(unit or ""), meaning)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from gradientflow.annotations import JsonObject
 from gradientflow.cli.picture import require_matplotlib
-from gradientflow.cli.table import plain_table, print_table
 from gradientflow.errors import ArgumentError
 from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.policies import Policy, Simulation, Trace, as_policy, file_of_policy, parse_policies, simulate
+from gradientflow.tables import FittedTable, plain_table, print_table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BINS = 24
@@ -87,7 +86,7 @@ def _ask_before_running(trace: str, path: Path | None) -> None:
         raise ArgumentError(f"{path} was not run: give --recorded with the words of the policy to ask")
 
 
-def _table(found: dict[str, Simulation]) -> Table:
+def _table(found: dict[str, Simulation]) -> FittedTable:
     headings = ("seconds\n", "iterations\n/s", "waited\ns", "waited\n%", "barriers\n", "staleness\nmean", "\nmost")
     table = plain_table(["policy"], headings)
     table.add_column("\nhow often", no_wrap=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from gradientflow.cli.picture import require_matplotlib
-from gradientflow.cli.table import plain_table, print_table
 from gradientflow.cli.timeline_file import (
     Summary,
     TimelineError,
@@ -16,6 +15,7 @@ from gradientflow.cli.timeline_file import (
     summarize,
     write_merged,
 )
+from gradientflow.tables import plain_table, print_table
 
 _FILES = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 

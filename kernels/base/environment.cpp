@@ -18,10 +18,11 @@ namespace {
 constexpr std::string_view prefix = "GRADIENTFLOW_";
 
 // Other known variables, without the prefix: for setup.py and CMake, for meetings of ranks, for the settings file, and
-// from `gradientflow run`, `gradientflow netlab` and the tests to the processes that they start.
-constexpr std::array<std::string_view, 19> others = {
-    "BUILD_TYPE", "CUDA",  "WERROR", "SANITIZE", "MPI",      "MPICXX", "MPI_PREFIX", "MPI_STAYS",   "MEET",    "RANK",
-    "SIZE",       "TOKEN", "NETLAB", "SERVERS",  "TEST_JOB", "BIND",   "RESTARTS",   "CONFIG_FILE", "PATIENCE"};
+// from `gradientflow run`, `gradientflow netlab`, `gradientflow tune` and the tests to the processes that they start.
+constexpr std::array<std::string_view, 20> others = {"BUILD_TYPE", "CUDA",       "WERROR",      "SANITIZE", "MPI",
+                                                     "MPICXX",     "MPI_PREFIX", "MPI_STAYS",   "MEET",     "RANK",
+                                                     "SIZE",       "TOKEN",      "NETLAB",      "SERVERS",  "TEST_JOB",
+                                                     "BIND",       "RESTARTS",   "CONFIG_FILE", "PATIENCE", "TERMINAL"};
 
 // Returns the Levenshtein distance of two names.
 std::size_t distance(std::string_view from, std::string_view to) {

@@ -753,11 +753,10 @@ def test_the_ladder_is_shown_as_in_the_paper(tmp_path: Path) -> None:
     }
 
 
-def test_a_narrow_terminal_gets_fewer_columns() -> None:
-    assert "backward" in shown(results(), 300)
+def test_a_narrow_terminal_gets_all_columns() -> None:
     narrow = shown(results(), 110)
-    assert "backward" not in narrow
-    assert all(word in narrow for word in ("step", "exposed", "loss", "ddp-gloo-powersgd"))
+    assert max(map(len, narrow.splitlines())) <= 110
+    assert all(word in narrow for word in ("step", "backward", "exposed", "loss", "ddp-gloo-powersgd"))
 
 
 @pytest.mark.thorough

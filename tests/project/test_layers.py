@@ -309,6 +309,8 @@ PYTHON_LAYERS["gradientflow.jax"] = PYTHON_LAYERS["gradientflow.training"] | {
 }
 PYTHON_LAYERS["gradientflow"] = PYTHON_LAYERS["gradientflow.torch"] | {"gradientflow.joining", "gradientflow.launch"}
 PYTHON_LAYERS["gradientflow.json_option"] = {"gradientflow.errors"}
+for module in ("spread", "tables", "terminal"):
+    PYTHON_LAYERS[f"gradientflow.{module}"] = set()
 PYTHON_LAYERS["gradientflow.netlab"] = {"gradientflow.errors", "gradientflow.launch", "gradientflow.mpi_start"}
 PYTHON_LAYERS["gradientflow.bench"] = set(PYTHON_LAYERS)
 # A bench is a folder of its own, and knows what all have in common; sparse exchanges are measured beside dense ones.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gradientflow.bench.core.plan import parse_sizes
 from gradientflow.bench.core.table import empty_table
@@ -17,6 +15,7 @@ from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import cpu_model, format_size
 from gradientflow.netlab import bytes_per_second
 from gradientflow.strategies import as_strategy
+from gradientflow.tables import FittedTable, print_table
 
 from .job import Join, run
 
@@ -66,7 +65,7 @@ def join(
     click.echo(
         f"{cpu_model()}: {format_size(sizes[0])} of weights and momentum, {chosen!r}, {_place(ranks, hosts, rate)}"
     )
-    Console().print(_table(found))
+    print_table(_table(found))
     if hosts and (speed := bytes_per_second(rate)) is not None:
         click.echo(f"the bytes alone take {sizes[0] / speed:.2f} s at {rate}")
     if json_output is not None:
@@ -80,7 +79,7 @@ def _place(ranks: int, hosts: int, rate: str) -> str:
     return f"{hosts} hosts with {ranks} each at {rate}" if hosts else f"{ranks} ranks on this machine"
 
 
-def _table(found: Sequence[Join]) -> Table:
+def _table(found: Sequence[Join]) -> FittedTable:
     table = empty_table()
     for heading in ("", "starts\ns", "is let in\ns", "gets state\ns", "together\ns", "first step\ns", "others wait\ns"):
         table.add_column(heading, justify="right")

@@ -11,12 +11,11 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gradientflow.bench.core.table import empty_table
 from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.netlab import Netlab
+from gradientflow.tables import FittedTable, print_table
 
 from .groups import GROUPS
 from .job import Event, Job, Outcome
@@ -73,7 +72,7 @@ def survive(
         if number % 10 == 0:
             click.echo(f"{number + 1} jobs, {killed} of {kills} kills", err=True)
     found = Counter(each.verdict for each in outcomes)
-    Console().print(_table(outcomes))
+    print_table(_table(outcomes))
     verdicts = ("right", "stopped", *_BAD)
     back = sum(each.back for each in outcomes)
     click.echo(f"{len(outcomes)} jobs, seed {seed}: " + ", ".join(f"{name} {found[name]}" for name in verdicts))
@@ -97,7 +96,7 @@ def _names(words: Sequence[str]) -> list[str]:
     return names or list(GROUPS)
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
+def _table(outcomes: Sequence[Outcome]) -> FittedTable:
     table = empty_table()
     counts = ("times", "ranks", "recov-\neries", "hangs", "wrong", "stopped")
     for heading in ("what ends", *counts, "median\ns", "worst\ns"):

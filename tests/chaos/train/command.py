@@ -10,13 +10,12 @@ from itertools import accumulate
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from gradientflow.bench.core.job_command import writable
 from gradientflow.bench.core.table import empty_table
 from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.machine import cpu_model
+from gradientflow.tables import FittedTable, print_table
 
 from .job import Death, Training, run
 
@@ -72,7 +71,7 @@ def train(
         quiet = run(ranks, batch, strategy, seconds, None, chosen, preload)
         pairs.append((quiet, run(ranks, batch, strategy, seconds, kill_every, chosen, preload)))
         click.echo(f"{len(pairs)} rounds", err=True)
-    Console().print(_table(pairs))
+    print_table(_table(pairs))
     both = [sum(each.samples_per_second for each in runs) for runs in zip(*pairs, strict=True)]
     click.echo(f"{both[1] / both[0]:.1%} of the samples of the undisturbed runs")
     if json_output is not None:
@@ -84,7 +83,7 @@ def train(
     return 0
 
 
-def _table(pairs: Sequence[Pair]) -> Table:
+def _table(pairs: Sequence[Pair]) -> FittedTable:
     table = empty_table()
     rates_of = ("undisturbed\nsamples/s", "with kills\nsamples/s", "%")
     for heading in ("round", *rates_of, "kills", "ready\ns", "processor\ns", "back\ns"):
