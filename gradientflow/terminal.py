@@ -17,10 +17,15 @@ def open_console(**options: object) -> Console:
     return Console(highlight=False, **options)  # type: ignore[arg-type]
 
 
+def print_text(console: Console, text: str = "") -> None:
+    """Print sentences, wrapped between words in a terminal, as whole lines elsewhere."""
+    console.print(text, soft_wrap=not console.is_terminal, markup=False)
+
+
 def variables_for_ranks() -> dict[str, str]:
     """Return the variables from which `open_console` learns in ranks whether this output is a terminal."""
     console = open_console()
     return {_VARIABLE: str(console.width if console.is_terminal else 0)}
 
 
-__all__ = ["open_console", "variables_for_ranks"]
+__all__ = ["open_console", "print_text", "variables_for_ranks"]

@@ -46,7 +46,7 @@ for _name, _summary in {
     "bench": "Measure ours and other libraries side by side in one run.",
     "netlab": "Run a job across hosts that are made on this machine for it.",
     "simulate": "Predict the steps of strategies on hosts that need not be there.",
-    "tune": "Measure the link of a job, and which strategy suits it.",
+    "tune": "Measure the link of a job, and choose a strategy for it.",
     "timeline": "Join the timelines of a job's ranks, and read them.",
     "replay": "Ask policies again what a recorded run asked one.",
     "config": "Print how to compile against the library, and its settings.",

@@ -1,46 +1,87 @@
-"""Options and the table of predictions that ``simulate`` and ``tune`` share."""
+"""Options, tables and advice that ``simulate`` and ``tune`` share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import click
+from rich.text import Text
 
-from gradientflow.cli.table import plain_table
+from gradientflow.annotations import JsonObject
+from gradientflow.cli.timeline_file import read_events
 from gradientflow.errors import ArgumentError
-from gradientflow.model import NETWORKS, Computation, Prediction, computation_of, layers_of
+from gradientflow.model import NETWORKS, Computation, Prediction, computation_of, computation_of_events, layers_of
 from gradientflow.model.units import seconds_of
-from gradientflow.strategies import Strategy
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from gradientflow.strategies import Strategy, parse_strategies
+from gradientflow.strategies.predict.ranking import grouped, is_lossless
+from gradientflow.tables import FittedTable, plain_table
 
 Result = TypeVar("Result")
 
+_MODEL, _STEP = "resnet50", "300ms"
 
-def model_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Add the options of a model and its step."""
-    for option in (
-        click.option("--backward", metavar="TIME", help="The part of backpropagation (default: two thirds of it)."),
+
+def input_options(strategies: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Return a decorator that adds the options of a model, its step, and the strategies with this default."""
+    options = (
         click.option(
-            "--step", default="300ms", show_default=True, metavar="TIME", help="Of one rank, without communication."
+            "--model", type=click.Choice([*NETWORKS]), show_default=_MODEL, help="Model whose gradients are sent."
         ),
         click.option(
-            "--model", type=click.Choice([*NETWORKS]), default="resnet50", show_default=True, help="What is trained."
+            "--step",
+            metavar="TIME",
+            show_default=_STEP,
+            help="Time of a step of one rank without communication. With --trace the recorded step is scaled to it.",
         ),
-    ):
-        command = option(command)
-    return command
+        click.option(
+            "--backward",
+            metavar="TIME",
+            show_default="two thirds of --step",
+            help="Time of backpropagation, a part of --step.",
+        ),
+        click.option(
+            "--trace",
+            metavar="FILE",
+            help="Recorded step, in place of --model and --backward: a timeline, or a trace of PyTorch's profiler.",
+        ),
+        click.option(
+            "--strategy",
+            "strategies",
+            default=strategies,
+            show_default=True,
+            metavar="WORDS",
+            help="Strategies to compare, separated by semicolons.",
+        ),
+        click.option("--lossless", is_flag=True, help="Compare only strategies whose steps have the result of dense."),
+    )
+
+    def decorated(command: Callable[..., Result]) -> Callable[..., Result]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
-def computation_from(model: str, step: str, backward: str | None) -> Computation:
-    """Return the computation that the options describe."""
+def computation_from(
+    model: str | None, step: str | None, backward: str | None, trace: str | None
+) -> tuple[Computation, str]:
+    """Return the step that the options describe, and words for it."""
+    if trace is not None:
+        for option, text in (("--model", model), ("--backward", backward)):
+            if text is not None:
+                raise ArgumentError(f"{option} {text} and --trace {trace} exclude each other: leave one of them out")
+        recorded = computation_of_events(read_events(trace))
+        if step is None:
+            return recorded, f"{trace}, {recorded.seconds * 1e3:.1f} ms a step"
+        return recorded.scaled(_time("--step", step) / recorded.seconds), f"{trace}, scaled to {step} a step"
+    model, step = model or _MODEL, step or _STEP
     seconds = _time("--step", step)
     part = None if backward is None else _time("--backward", backward)
     if part is not None and part > seconds:
         raise ArgumentError(f"--backward {backward} is a part of --step {step}, and longer")
-    return computation_of(layers_of(model), seconds, part)
+    return computation_of(layers_of(model), seconds, part), f"{model}, {step} a step"
 
 
 def _time(option: str, text: str) -> float:
@@ -50,43 +91,75 @@ def _time(option: str, text: str) -> float:
     return seconds
 
 
-def effect_of(strategy: Strategy) -> str:
-    """Return words for a strategy's effect on the result of a step."""
-    words = {
-        "exact": "exact",
-        "delays": "a part comes later",
-        "approximates": "approximate",
-        "stale": "of older weights",
-        "local": "weights of its own",
-    }.get(strategy.effect, "")
-    wire = getattr(strategy, "wire", None)
-    if wire in (None, "float32"):
-        return words
-    return f"rounded to {wire}" if words == "exact" else f"{words}, in {wire}"
+def strategies_from(words: str, steps: int, lossless: bool) -> list[Strategy]:
+    """Return the strategies to compare, with typical arguments for so many steps."""
+    found = parse_strategies(words, steps)
+    kept = [each for each in found if is_lossless(each) or not lossless]
+    if not kept:
+        raise ArgumentError(f"none of the strategies {words} is lossless: leave --lossless out, or add dense")
+    return kept
 
 
 def table_of(
     predictions: Sequence[Prediction], strategies: Sequence[Strategy], measured: dict[str, float] | None = None
-) -> Table:
-    """Return the table of predictions, the shortest step first, with measured steps if there are any."""
+) -> FittedTable:
+    """Return the table of predictions in groups by their effect on the result, with measured steps if there are any."""
     headings = ["step ms", *(["measured"] if measured else []), "waits ms", "own ms", "speed", "sent MB", "extra MB"]
-    table = plain_table(["strategy"], headings)
-    table.add_column("result", no_wrap=True)
-    rows = sorted(zip(predictions, strategies, strict=True), key=lambda row: row[0].step.seconds)
-    for each, strategy in rows:
+
+    def cells(each: Prediction) -> list[str]:
         found = (measured or {}).get(each.strategy)
-        table.add_row(
-            each.strategy,
-            f"{each.step.seconds * 1e3:,.1f}",
+        return [
+            milliseconds(each),
             *([] if not measured else ["" if found is None else f"{found * 1e3:,.1f}"]),
             f"{each.step.exposed_seconds * 1e3:,.1f}",
             f"{each.step.own_seconds * 1e3:,.1f}",
             f"{each.efficiency:.0%}",
             f"{each.step.bytes_sent / 1e6:,.2f}",
             f"{each.memory / 1e6:,.0f}",
-            effect_of(strategy),
-        )
+        ]
+
+    return grouped_table(
+        "strategy",
+        headings,
+        [(strategy, each, cells(each)) for strategy, each in zip(strategies, predictions, strict=True)],
+    )
+
+
+def grouped_table(
+    name: str, headings: Sequence[str], rows: Sequence[tuple[Strategy, Prediction, Sequence[str]]]
+) -> FittedTable:
+    """Return a table of strategies in groups by their effect on the result, the shortest step of a group first."""
+    table = plain_table([name], headings)
+    for effect, found in grouped((strategy, each.step.seconds, (each, cells)) for strategy, each, cells in rows):
+        table.add_row(Text(effect, style="bold"))
+        for each, cells in found:
+            table.add_row(Text(f"  {each.strategy}"), *cells)
     return table
 
 
-__all__ = ["computation_from", "effect_of", "model_options", "table_of"]
+def milliseconds(prediction: Prediction) -> str:
+    """Return the predicted step in milliseconds."""
+    return f"{prediction.step.seconds * 1e3:,.1f}"
+
+
+def figures_of(prediction: Prediction) -> dict[str, Any]:
+    """Return the figures of a prediction for JSON."""
+    found: JsonObject = {
+        "ranks": prediction.ranks,
+        "strategy": prediction.strategy,
+        **prediction.step._asdict(),
+        "alone_seconds": prediction.alone_seconds,
+        "memory": prediction.memory,
+    }
+    return found
+
+
+__all__ = [
+    "computation_from",
+    "figures_of",
+    "grouped_table",
+    "input_options",
+    "milliseconds",
+    "strategies_from",
+    "table_of",
+]

@@ -7,31 +7,29 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-from rich.console import Console
 
 import gradientflow as gf
 from gradientflow.cli.again import start_again
-from gradientflow.cli.predictions import computation_from, effect_of, model_options, table_of
-from gradientflow.cli.table import plain_table, print_table
+from gradientflow.cli.predictions import computation_from, figures_of, input_options, strategies_from, table_of
 from gradientflow.cli.transport import transport_option
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.json_option import JsonOutput, json_option
 from gradientflow.launch import ranks_of_this_job
 from gradientflow.machine_load import LoadMeter
 from gradientflow.model import Computation, Costs, Fit, Prediction, measure_link, predict
 from gradientflow.paced import step_seconds
 from gradientflow.settings_file import NAME, VARIABLE, SettingsFile, read_settings_file, write_settings_file
-from gradientflow.strategies import Strategy, parse_strategies
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from gradientflow.strategies import Strategy, as_strategy
+from gradientflow.strategies.predict.ranking import Ranked, advice, better, effect_of, fastest, is_lossless
+from gradientflow.tables import FittedTable, plain_table, print_table
+from gradientflow.terminal import open_console, print_text
 
 _BLOCKS = 3
 _LEAST_STEPS = 5
@@ -39,90 +37,115 @@ _SECONDS = 2.0  # rough duration of a block
 
 
 @click.command()
-@click.option("-n", "--ranks", type=int, metavar="N", help="Ranks to start; not needed inside a job.")
-@click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
-@transport_option("without MPI")
-@model_options
 @click.option(
-    "--strategy",
-    "strategies",
-    default="all; dense(wire='float16'); csc(density=0.01)",
-    show_default=True,
-    metavar="WORDS",
-    help="Separated by semicolons.",
+    "-n",
+    "--ranks",
+    type=int,
+    metavar="N",
+    help="Number of ranks to start; by default the slots of --hosts. Not needed inside a job.",
 )
+@click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Hosts of the ranks (default: this machine).")
+@transport_option("without MPI")
+@input_options("all; dense(wire='float16'); csc(density=0.01)")
 @click.option(
     "--measure",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Measure so many of the best of each result.",
+    help="Number of strategies of each effect to measure, the best by prediction.",
 )
-@click.option("-o", "--output", default=NAME, show_default=True, help="Where to write the link and the best strategy.")
+@click.option(
+    "-o",
+    "--output",
+    default=NAME,
+    show_default=True,
+    metavar="FILE.toml",
+    help="File for the link and the best lossless strategy.",
+)
+@json_option
 def tune(
     ranks: int | None,
     hosts: str | None,
     transport: str,
-    model: str,
-    step: str,
+    model: str | None,
+    step: str | None,
     backward: str | None,
+    trace: str | None,
     strategies: str,
+    lossless: bool,
     measure: int,
     output: str,
+    json_output: JsonOutput | None,
 ) -> int:
     """Measure the link between ranks, predict the step of each strategy, and measure the best.
 
-    The measured steps are real exchanges of gradients of the model's shapes; its computation is a timed wait of --step.
-    Programs in the folder of gradientflow.toml that name no strategy then use the best whose result is exact.
+    The measured steps are real exchanges of gradients of the model's shapes; its computation is a timed wait.
+    Programs in the folder of gradientflow.toml that name no strategy then use the best whose result is exact. The last
+    line names the strategy to take in place of the one there, which is dense if the file has none.
     """
     if not os.access(Path(output).parent, os.W_OK) or Path(output).is_dir():
         raise ArgumentError(f"{output} cannot be written")
     before = read_settings_file(output) if Path(output).is_file() else SettingsFile()
-    computation = computation_from(model, step, backward)
-    chosen = parse_strategies(strategies, 1000)
+    computation, what = computation_from(model, step, backward, trace)
+    chosen = strategies_from(strategies, 1000, lossless)
+    present = str(as_strategy(before.strategy or "dense"))
+    for name in dict.fromkeys((present, "dense")):
+        if name not in map(str, chosen):
+            chosen.append(as_strategy(name))
     for each in chosen:
         each.check_traffic()
     inside = ranks_of_this_job()
     if inside is None:
-        if ranks is None:
-            raise ArgumentError("say how many ranks to start, for example -n 2")
         return start_again(sys.argv[1:], ranks, hosts, transport)
     if ranks not in (None, inside):
         raise ArgumentError(f"-n {ranks} was given, but this job has {inside} ranks: leave -n out inside a job")
     with gf.init() as comm:
-        console = Console(highlight=False, quiet=comm.rank > 0)
+        console = open_console(quiet=comm.rank > 0)
         fit = measure_link(comm)
         where = fit.measurement.cluster
         costs = Costs(where, fit.link)
         predictions = [predict(each, computation, costs) for each in chosen]
         order = np.argsort([each.step.seconds for each in predictions], kind="stable")
         comm.broadcast(order)  # the last bits of the fits may differ between ranks
-        console.print(f"{where}: {fit.link}", soft_wrap=True)
-        if comm.rank == 0:
-            print_table(_points(fit))
-        console.print(
-            f"\n{model}, {step} a step: predicted, and measured with a timed wait for computation", soft_wrap=True
-        )
+        print_text(console, f"{where}: {fit.link}")
+        print_table(_points(fit), console)
+        timed = ", and measured with a timed wait for computation" if measure else ""
+        print_text(console, f"\n{what}: predicted{timed}")
         meter = LoadMeter(comm)
         rows = [(predictions[index], chosen[index]) for index in order.tolist()]
-        measured = _measure(comm, computation, rows, measure)
+        measured = _measure(comm, computation, rows, measure, (present, "dense"))
         remark = fit.measurement.remark or meter.remark()
         if comm.rank == 0:
-            print_table(table_of(predictions, chosen, measured))
-            best = _best(chosen, predictions, measured)
-            console.print("\nBest of those whose result is")
-            console.print(_words_of(best), soft_wrap=True)
-            if remark:
-                console.print(f"\n{remark}", soft_wrap=True)
-            strategy = best["exact"][1] if "exact" in best else before.strategy
-            facts = f"{where} over {where.transport}, {model}, {step} a step, {time.strftime('%Y-%m-%d %H:%M')}"
-            remarks = [facts, remark, "The best of those whose result is", _words_of(best)]
+            print_table(table_of(predictions, chosen, measured), console)
+            candidates = [
+                Ranked(strategy, measured.get(str(strategy), each.step.seconds))
+                for strategy, each in zip(chosen, predictions, strict=True)
+                if not measured or str(strategy) in measured
+            ]
+            there = next(each for each in candidates if str(each.strategy) == present)
+            exact = [each for each in candidates if is_lossless(each.strategy)]
+            best = better(exact, there) or (there if there in exact else fastest(exact))
+            strategy = None if best is None else str(best.strategy)
+            sentences = advice(candidates, there)
+            facts = f"{where} over {where.transport}, {what}, {time.strftime('%Y-%m-%d %H:%M')}"
+            remarks = [facts, remark, *sentences]
             write_settings_file(output, replace(before, strategy=strategy, link=asdict(fit.link)), remarks)
-            console.print(f"\n{_outcome(output, strategy)}", soft_wrap=True)
+            for paragraph in filter(None, (remark, _outcome(output, strategy), "\n".join(sentences))):
+                print_text(console, f"\n{paragraph}")
+            if json_output:
+                entries = [
+                    {**figures_of(each), "measured_seconds": measured.get(each.strategy)} for each in predictions
+                ]
+                points = [
+                    {"bytes": point.call.count * 4, "seconds": point.seconds, "residual": residual}
+                    for point, residual in zip(fit.measurement.points, fit.residuals, strict=True)
+                ]
+                found = {"what": what, "cluster": str(where), "link": asdict(fit.link), "points": points}
+                json_output.write({**found, "predictions": entries, "advice": sentences, "remark": remark})
     return 0
 
 
-def _points(fit: Fit) -> Table:
+def _points(fit: Fit) -> FittedTable:
     table = plain_table((), ("allreduce, bytes", "measured us", "fitted", "difference"))
     for point, residual in zip(fit.measurement.points, fit.residuals, strict=True):
         fitted = point.seconds * (1 + residual)
@@ -133,14 +156,18 @@ def _points(fit: Fit) -> Table:
 
 
 def _measure(
-    comm: Communicator, computation: Computation, rows: Sequence[tuple[Prediction, Strategy]], number: int
+    comm: Communicator,
+    computation: Computation,
+    rows: Sequence[tuple[Prediction, Strategy]],
+    number: int,
+    always: Container[str],
 ) -> dict[str, float]:
-    """Measure the first `number` strategies of each effect, and return their median steps. Collective."""
+    """Return the median steps of the first `number` strategies of each effect, and of `always`. Collective."""
     seen: Counter[str] = Counter()
     measured = {}
     for prediction, strategy in rows:
         seen[effect_of(strategy)] += 1
-        if seen[effect_of(strategy)] > number:
+        if not number or (seen[effect_of(strategy)] > number and str(strategy) not in always):
             continue
         period = strategy.profile().period
         wanted = np.array([round(_SECONDS / max(prediction.step.seconds, 1e-3) / period) * period])
@@ -148,23 +175,6 @@ def _measure(
         steps = min(max(_LEAST_STEPS, int(wanted[0]), period), 100 * period)
         measured[str(strategy)] = statistics.median(step_seconds(comm, str(strategy), computation, steps, _BLOCKS))
     return measured
-
-
-def _best(
-    strategies: list[Strategy], predictions: list[Prediction], measured: dict[str, float]
-) -> dict[str, tuple[float, str]]:
-    """Return the seconds and the name of the best strategy of each effect, the shortest step first."""
-    best: dict[str, tuple[float, str]] = {}
-    for strategy, prediction in zip(strategies, predictions, strict=True):
-        seconds = measured.get(prediction.strategy, prediction.step.seconds)
-        effect = effect_of(strategy)
-        if effect not in best or seconds < best[effect][0]:
-            best[effect] = seconds, prediction.strategy
-    return dict(sorted(best.items(), key=lambda item: item[1][0]))
-
-
-def _words_of(best: dict[str, tuple[float, str]]) -> str:
-    return "\n".join(f"  {effect + ':':24} {name}, {seconds * 1e3:,.1f} ms" for effect, (seconds, name) in best.items())
 
 
 def _outcome(output: str, strategy: str | None) -> str:

@@ -57,7 +57,8 @@ class Strategy(Description, ABC):
         late for clipping, `torch.amp.GradScaler` and closures. They are refused, as are optimizers other than momentum
         SGD and LARS.
     effect : str
-        Effect on the result of a step, for tables: "exact", "delays", "approximates", "stale" or "local".
+        Effect on the result of a step, for tables: "exact", "delays", "approximates", "stale", "local", or "alone" if
+        nothing is exchanged until the end.
     step : {"any", "core", "core_rate_in_momentum"}
         Maker of the step: any optimizer; only kernels of the core; or only these kernels, with the learning rate inside
         the momentum of SGD, as in the GradientFlow paper.

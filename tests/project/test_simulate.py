@@ -25,11 +25,13 @@ def test_one_cluster_gives_a_table_of_all_strategies(command_line: Run, tmp_path
     assert "predicted, not measured" in found.stdout
     data = json.loads((tmp_path / "f").read_text(encoding="utf-8"))
     steps = {each["strategy"]: each["seconds"] for each in data["predictions"]}
-    rows = [line.split()[0] for line in found.stdout.splitlines()[3:] if line]
-    assert rows == sorted(
-        (name.split()[0] for name in steps),
-        key=lambda name: min(seconds for full, seconds in steps.items() if full.split()[0] == name),
-    )
+    table, _, end = found.stdout.partition("\n\n")[2].partition("\n\n")
+    groups = re.split(r"\n(?=\S)", table)[1:]
+    assert [group.splitlines()[0].strip() for group in (groups[0], groups[-1])] == ["exact", "nothing exchanged"]
+    for group in groups:
+        names = [re.split(r"  +", line)[1] for line in group.splitlines()[1:]]
+        assert names == sorted(names, key=steps.__getitem__)
+    assert end.splitlines() == data["advice"]
     assert min(steps.values()) >= 0.3
     assert {each["ranks"] for each in data["predictions"]} == {512}
 
@@ -57,6 +59,8 @@ def test_a_picture_of_one_cluster_begins_with_one_host(command_line: Run, tmp_pa
     assert found.returncode == 0, found.stderr
     texts = re.findall("<!-- (.*?) -->", picture.read_text())
     assert texts[:5] == ["1", "2", "4", "6", "hosts"]
+    assert texts.index("step, milliseconds") - texts.index("hosts") > 3  # ticks of the steps
+    assert {"csc (a part later)", "dense (exact)", "without communication"} <= set(texts)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,9 @@ def test_a_picture_of_one_cluster_begins_with_one_host(command_line: Run, tmp_pa
         (("--link", "1gbit", "--hosts", "2000000"), "at most 1,000,000 ranks"),
         (("--link", "1gbit", "--model", "x"), "'x' is not one of"),
         (("--link", "1gbit", "--strategy", "nothing"), "there is no strategy 'nothing'"),
+        (("--link", "1gbit", "--strategy", "csc; lags", "--lossless"), "none of the strategies csc; lags is lossless"),
+        (("--link", "1gbit", "--trace", "x", "--model", "bert"), "--model bert and --trace x exclude each other"),
+        (("--link", "1gbit", "--trace", "x", "--backward", "1ms"), "--backward 1ms and --trace x exclude each other"),
         (("--link-from", "/missing/file"), "/missing/file cannot be read"),
         (("--link", "1gbit", "--json", "/missing/file"), "/missing/file cannot be written"),
     ],
@@ -88,8 +95,41 @@ def test_a_strategy_of_ones_own_is_predicted_too(command_line: Run, tmp_path: Pa
     )
     found = command_line("simulate", "--link", "1gbit", "--strategy", f"dense; {tmp_path}/mine.py:Mine")
     assert found.returncode == 0, found.stderr
-    dense, mine = (line.split() for line in found.stdout.splitlines()[3:5])
+    dense, mine = (line.split() for line in found.stdout.splitlines()[4:6])
     assert dense[1:4] == mine[1:4]
+
+
+def write_trace(path: Path) -> None:
+    """Write a timeline of three steps of 10 ms, each with a gradient of 4 MB."""
+    events = []
+    for begin in (0, 10_000, 20_000, 30_000):
+        ready = {"name": "tensor 0 ready", "ph": "i", "ts": begin - 100, "args": {"bytes": 4_000_000}}
+        events += [ready, {"name": "wait for gradients", "ph": "X", "ts": begin, "dur": 0, "args": {}}]
+    path.write_text(json.dumps([{**event, "pid": 0, "tid": 0} for event in events]), encoding="utf-8")
+
+
+def test_a_trace_is_scaled_to_a_step_and_only_json_is_on_standard_output(command_line: Run, tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json")
+    alone = []
+    for step in ((), ("--step", "30ms")):
+        options = ("--link", "1gbit", "--trace", str(tmp_path / "trace.json"), *step, "--json", "-")
+        found = command_line("simulate", *options, "--lossless")
+        assert found.returncode == 0, found.stderr
+        data = json.loads(found.stdout)
+        assert {each["strategy"] for each in data["predictions"]} == {"auto", "dense", "ssgd"}
+        assert all(sentence in found.stderr for sentence in data["advice"])
+        alone.append(data["predictions"][0]["alone_seconds"])
+    assert alone == pytest.approx([0.01, 0.03])
+
+
+def test_tune_takes_a_trace_and_writes_json(command_line: Run, tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.json")
+    options = ("--trace", str(tmp_path / "trace.json"), "--measure", "0", "--strategy", "csc", "--json", "-")
+    found = command_line("tune", "-n", "2", *options, "-o", str(tmp_path / "gradientflow.toml"))
+    assert found.returncode == 0, found.stderr
+    data = json.loads(found.stdout)
+    assert [each["strategy"] for each in data["predictions"]] == ["csc", "dense"]
+    assert found.stderr.splitlines()[-len(data["advice"]) :] == data["advice"]
 
 
 @pytest.mark.parametrize("words", ["dense", pytest.param("dense; diloco(period=5)", marks=pytest.mark.thorough)])
@@ -100,7 +140,7 @@ def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: P
     command = module_command("gradientflow.cli", ["tune", "-n", "2", *options])
     found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
-    assert "Best of those whose result is" in found.stdout
+    assert found.stdout.splitlines()[-1].startswith(("take ", "stay with lags: "))
     assert "\x1b" not in found.stdout  # mpirun gives ranks a terminal, also where its own output is none
     assert "sets timeout=99" in found.stderr
     written = read_settings_file(path)

@@ -24,6 +24,7 @@ from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.predict.explanation import Explanation, Measured
+from gradientflow.strategies.predict.ranking import Ranked
 from gradientflow.strategies.update import Profile, Update
 from gradientflow.wires import wires
 
@@ -162,7 +163,9 @@ class AutoExplanation(Explanation):
         those: list[Strategy] = [each() for each in _LOSSY] if found.ranks > 1 else []
         steps = [measured.step(each).seconds for each in those]
         gains = [found.step.seconds / seconds if seconds > 0 else 1.0 for seconds in steps]
-        return cls(**vars(found), choice=repr(choice), why=why, lossy=tuple(zip(map(repr, those), gains, strict=True)))
+        advice = measured.advice([*map(Ranked, those, steps)], Ranked("auto", found.step.seconds))
+        lossy = tuple(zip(map(repr, those), gains, strict=True))
+        return cls(**{**vars(found), "advice": advice}, choice=repr(choice), why=why, lossy=lossy)
 
     def _extra_lines(self) -> list[str]:
         gains = ", ".join(f"{words} {gain:.2f}" for words, gain in sorted(self.lossy, key=lambda each: -each[1]))

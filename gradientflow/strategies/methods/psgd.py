@@ -24,7 +24,7 @@ class PSGD(Strategy):
     """
 
     name = "psgd"
-    effect = "local"
+    effect = "alone"
     gradients = "local"
     is_identity_on_one_rank = True
     not_taken = dict.fromkeys(

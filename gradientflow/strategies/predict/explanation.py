@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gradientflow.arguments import checked_instance, checked_nonnegative
 from gradientflow.communicator import Communicator
@@ -13,8 +14,7 @@ from gradientflow.model.pooled import counts_of, dense_traffic
 from gradientflow.model.prediction import SendsTraffic
 from gradientflow.model.traffic import Step
 from gradientflow.strategies.layout import Layout
-
-_WORTH_IT = 1.02  # a smaller gain is within the variation of a step
+from gradientflow.strategies.predict.ranking import WORTH_IT, Ranked, advice
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Explanation:
         Seconds of a step without communication, as given, or 0.
     remark : str
         A note if other processes kept the processors busy, so that the times are too long; otherwise empty.
+    advice : tuple of str
+        Sentences that recommend a strategy; none without the seconds of a step.
     """
 
     strategy: str
@@ -46,6 +48,7 @@ class Explanation:
     dense: Step
     compute_seconds: float = 0.0
     remark: str = ""
+    advice: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def gain(self) -> float:
@@ -55,7 +58,7 @@ class Explanation:
     @property
     def is_worth_it(self) -> bool:
         """True if the gain is above the variation of a step."""
-        return self.gain > _WORTH_IT
+        return self.gain > WORTH_IT
 
     def __str__(self) -> str:
         """Return the explanation in a few lines."""
@@ -78,7 +81,8 @@ class Explanation:
                 f"without communication {_milliseconds(self.compute_seconds)}"
             )
         lines.append(f"  gain to expect:  {self._verdict()}")
-        return "\n".join([*lines, *([f"  remark:          {self.remark}"] if self.remark else [])])
+        remark = [f"  remark:          {self.remark}"] if self.remark else []
+        return "\n".join([*lines, *remark, *self.advice])
 
     def _extra_lines(self) -> list[str]:
         """Return the lines that only this class of explanation has."""
@@ -92,7 +96,7 @@ class Explanation:
         if self.is_worth_it:
             of_what = "steps a second" if self.compute_seconds else "averaging alone; less for a step with computation"
             return f"{self.gain:.2f} times ({of_what})"
-        if self.compute_seconds and self.dense.exposed_seconds <= (_WORTH_IT - 1) * self.dense.seconds:
+        if self.compute_seconds and self.dense.exposed_seconds <= (WORTH_IT - 1) * self.dense.seconds:
             return "none: dense communication hides behind backpropagation already"
         if self.step.own_seconds > self.dense.exposed_seconds - self.step.exposed_seconds:
             return "none: the rank's own work takes longer than the communication that it saves"
@@ -146,20 +150,27 @@ class Measured:
 
     def explain(self, name: str, strategy: SendsTraffic) -> Explanation:
         """Predict a step with a strategy, and with dense float32."""
-        dense = dense_traffic(
+        traffic = dense_traffic(
             replace(self.computation, dtype="float32"), len(self.costs.cluster.nodes), "auto", None, "auto"
         )
+        step, dense = self.step(strategy), traffic.step(self.computation, self.costs)
         return Explanation(
             name,
             self.costs.cluster.ranks,
             len(self.costs.cluster.nodes),
             sum(counts_of(self.computation)),
             self.costs.link,
-            self.step(strategy),
-            dense.step(self.computation, self.costs),
+            step,
+            dense,
             self.computation.seconds,
             self.remark,
+            advice=self.advice([Ranked(strategy, step.seconds)], Ranked("dense", dense.seconds)),
         )
+
+    def advice(self, candidates: Sequence[Ranked], present: Ranked) -> tuple[str, ...]:
+        """Return what `ranking.advice` says; nothing without the seconds of a step, or on one rank."""
+        known = self.computation.seconds > 0 and self.costs.cluster.ranks > 1
+        return tuple(advice(candidates, present)) if known else ()
 
 
 def _number(count: int, thing: str) -> str:
