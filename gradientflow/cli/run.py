@@ -89,7 +89,11 @@ _LONGEST_GRACE = 1_000_000
     metavar="SECONDS",
     help="How long ranks have for ending after a signal such as SIGTERM or Ctrl-C; a second one ends them at once.",
 )
-@click.option("--label", is_flag=True, help="Begin each line that a rank writes with its rank.")
+@click.option(
+    "--label/--no-label",
+    default=None,
+    help="Begin each line that a rank writes with its rank; the default on a terminal with several ranks.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -104,7 +108,7 @@ def run(
     jax: bool,
     bind: str,
     grace: float,
-    label: bool,
+    label: bool | None,
     dry_run: bool,
     program: tuple[str, ...],
 ) -> int:
@@ -143,6 +147,8 @@ def run(
     ranks = ranks_to_start(count, hosts, servers)
     if not 0 <= grace <= _LONGEST_GRACE:
         raise LaunchError(f"--grace takes a number of seconds from 0 to {_LONGEST_GRACE}, not {grace:g}")
+    if label is None:
+        label = ranks + servers > 1 and sys.stdout.isatty() and sys.stderr.isatty()
     check_restarts(restarts, min_ranks)
     if min_ranks is not None:
         transport = transport_without_mpi(transport, "--min-ranks", WHY_NOT_MPI)

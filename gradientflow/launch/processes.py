@@ -385,7 +385,7 @@ class Members:
 
     def _check_fork_server(self, seconds: float = 0.0) -> None:
         if self._fork_server is not None and (end := self._fork_server.take_end(seconds)[1]):
-            _say(f"{end}, and the ranks with it")
+            self._output.say(f"{end}, and the ranks with it")
 
     def _check_store_server(self) -> None:
         """Handle the end of the store, without which no rank can join any more. Ranks that have met do not need it."""
@@ -395,7 +395,7 @@ class Members:
         if status == os.EX_UNAVAILABLE:  # the store was never served, as reported: there is no job
             self.status, self._has_begun = self.status or status, False
         elif end and not self.are_to_end:
-            _say(f"{end}: no process can join the job any more, or be started again")
+            self._output.say(f"{end}: no process can join the job any more, or be started again")
             self._forbid_restarts()
             store_server.replace(f"{end}, and the ranks cannot meet without it")
 
@@ -448,7 +448,7 @@ class Members:
             with open(report, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"ranks": failure.ranks, "how": failure.how}) + "\n")
         elif self.status == 0:
-            _say(f"{failure.who} {failure.how}{self._consequence()}")
+            self._output.say(f"{failure.who} {failure.how}{self._consequence()}")
         if not again:
             self._count_out(failure)
 
@@ -506,7 +506,8 @@ class Members:
 
         label = f"[{described['rank']}] ".encode() if self._job.get("label") else b""
         mark = own_job["mark"].encode() if own_job else b""
-        streams = [Stream(target, label, mark if target == 1 else b"") for target in (1, 2)]
+        is_compared = own_job is None and len(self._job["members"]) > 1
+        streams = [Stream(1, label, mark), Stream(2, label, rank=described["rank"] if is_compared else None)]
         outputs = [self._output.pipe_to(stream) for stream in streams]
         command, connection = described.get("command") or self._job["command"], None
         # A fork has a group of its own, which a terminal does not let read.
@@ -682,11 +683,6 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _say(sentence: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"gradientflow: {sentence}\n".encode())
 
 
 if __name__ == "__main__":

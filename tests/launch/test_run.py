@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from gradientflow.launch import (
 )
 from gradientflow.launch.output import Stream
 from gradientflow.launch.tcp import tcp_variables
+from gradientflow.launch.tracebacks import merged, named
 
 # As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
 # this machine.
@@ -400,6 +402,53 @@ def test_labels_and_notes_of_a_stream() -> None:
     assert stream.take(b"MARtext MAR") + stream.take_begun() == b"MARtext "
     assert stream.take(b"Kanother\n") + stream.take(b"line\n") == b"line\n"
     assert stream.notes == [b"a note", b"another"]
+
+
+WRONG = """
+import os, sys
+from gradientflow.strategies import as_strategy
+rank = int(os.environ["RANK"])
+print(f"{rank} begins", file=sys.stderr)
+as_strategy("denes" if rank < 2 else "cscs")
+"""
+
+
+def test_a_mistake_of_several_ranks_is_shown_once(run: Run, tmp_path: Path) -> None:
+    """With the program's own line above the sentence, and without frames inside of the package."""
+    program = write(tmp_path / "wrong.py", WRONG)
+    ended = run("-n", 3, "--", program)
+    assert ended.returncode == 1, ended.output
+    lines = ended.stderr.splitlines()
+    assert {f"{rank} begins" for rank in range(3)} <= set(lines)
+    for name in ("denes", "cscs"):
+        (at,) = (i for i, line in enumerate(lines) if f"there is no strategy '{name}'" in line)
+        assert f'File "{program}", line 6, in <module>' in "".join(lines[at - 3 : at]), ended.stderr
+    assert ended.stderr.count("Traceback (most recent call last)") == 2, ended.stderr
+    assert "parsing.py" not in ended.stderr
+    assert re.search(r"^\[rank(s 0-1| [01])\] (Traceback|the same traceback as on rank [01]$)", ended.stderr, re.M)
+    assert lines[-1].startswith("gradientflow: rank "), ended.stderr
+    assert "parsing.py" in run("-n", 3, "--", program, env={"GRADIENTFLOW_DEBUG": "on"}).stderr
+
+
+def test_tracebacks_of_ranks_are_merged_by_lines() -> None:
+    first, second = b'Traceback (most recent call last):\n  File "a"\n', b"ValueError: several\nlines\n"
+    torch = re.sub(rb"^", b"[rank1]: ", first + second[:-1], flags=re.MULTILINE) + b"\n"
+    other = first + b"KeyError: 1\n"
+    texts = {0: first + second + b"bye 0\n", 1: torch, 3: other, 4: b"text\n", 7: first + second}
+    shared = first + second
+    assert merged(texts) == [([0, 1, 7], shared), ([0], b"bye 0\n"), ([3], other), ([4], b"text\n")]
+    assert named([0, 1, 7]) == b"ranks 0-1, 7"
+    assert named([3]) == b"rank 3"
+
+
+def test_lines_are_labeled_on_a_terminal(start_command: Callable[..., Job]) -> None:
+    """There programs find a terminal; in a pipe, or if told, lines stay as they are."""
+    script = f"{shlex.join(module_command('gradientflow.cli', ['run', '--transport', 'tcp', '-n', '2']))} $0 -- sh -c"
+    script += " 'tty -s <&1 && echo on a terminal'"
+    for option, line in (("--bind=none", r"\[[01]\] on a terminal"), ("--no-label", "on a terminal")):
+        terminal = ["script", "-qec", script.replace("$0", option), "/dev/null"]
+        ended = start_command(terminal, {}).finish()
+        assert len(re.findall(rf"^{line}\r?$", ended.stdout, re.M)) == 2, ended.output
 
 
 # Says that it is ready, and what it gets.
