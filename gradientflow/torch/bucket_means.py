@@ -34,7 +34,10 @@ def mean_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch
     gradients = bucket.buffer()
     work: dist.Work = dist.all_reduce(gradients, dist.ReduceOp.AVG, state, async_op=True)
     if not work.is_completed():
-        return work.get_future().then(lambda done: done.value()[0])
+        means = work.get_future().then(lambda done: done.value()[0])
+        if hasattr(means, "raise_after_backward"):  # a future of the process group
+            means.raise_after_backward(gradients)
+        return means
     work.wait()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
         devices=[gradients.device] if gradients.is_cuda else []

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradientflow.errors import ClosedError, CommunicationTimeoutError, PeerError
+from gradientflow.torch import mean_hook
 
 ErrorType: Any = torch._C._distributed_c10d.ErrorType  # type: ignore[attr-defined]
 FOLDER, RANK, VICTIM = Path(sys.argv[1]), int(os.environ["RANK"]), 1
@@ -139,8 +140,13 @@ def after_a_death() -> None:
     """The others end the group, and go on in a new one."""
     world = group("death")
     inner: Any = dist.new_group([0, 1, 2])
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    hooked = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    hooked.register_comm_hook(None, mean_hook)
     if RANK == VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
+    for each in (model, hooked):
+        expect(PeerError, each(torch.ones(3)).sum().backward)
     expect(PeerError, lambda: dist.recv(torch.ones(3), VICTIM))
     assert world.get_error() == ErrorType.REMOTE_ERROR
     work: Any = inner.allreduce([torch.ones(3)])

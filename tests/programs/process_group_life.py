@@ -135,8 +135,8 @@ def check_timeouts() -> None:
                 dist.all_reduce(torch.zeros(3), group=inner[0])
             with raises(CommunicationTimeoutError, "Timed out", "allreduce of 3 float32", "no sign of rank 1"):
                 dist.all_reduce(torch.zeros(3), group=inner[1], async_op=True).get_future().wait()  # type: ignore[union-attr]
-            # The error reaches the user through PyTorch's C++.
-            with raises(RuntimeError, "Timed out", "allreduce of"):
+            # The error passes through PyTorch's C++, and reaches the user as it is.
+            with raises(CommunicationTimeoutError, "process group: Timed out", "allreduce of"):
                 with_ddp(torch.ones(3)).sum().backward()
             with raises(CommunicationTimeoutError, "Timed out", "the receive from rank 1 with tag 7"):
                 dist.recv(torch.zeros(3), 1, tag=7)

@@ -97,6 +97,8 @@ class Future(torch.futures.Future[T]):
         super().__init__(devices=devices.for_future(device))
         self._thread = thread
         self._device = device
+        self._stand_in: object = None
+        self._failure: _Failure | None = None
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return a future of the callback's result. The callback gets this future once it is completed."""
@@ -113,10 +115,25 @@ class Future(torch.futures.Future[T]):
         try:
             self.set_result(value())
         except Exception as error:
-            self._set_unwrap_func(_Failure.raise_error)
-            failure: Any = _Failure(error)
-            self.set_result(failure)
+            self._failure = failure = _Failure(error)
+            self._set_unwrap_func(lambda _: failure.raise_error())
+            in_place: Any = failure if self._stand_in is None else self._stand_in
+            self.set_result(in_place)
             failure.is_set = True
+
+    def raise_after_backward(self, stand_in: object) -> None:
+        """Let a backward pass under way raise an error of this future at its end.
+
+        C++, such as DistributedDataParallel's at the end of the pass, would turn the error into a RuntimeError. It gets
+        `stand_in` for the missing value instead.
+        """
+        self._stand_in = stand_in
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._raise_failure))  # after the callbacks that are queued until then
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure.error.with_traceback(None)
 
 
 class _Failure:

@@ -202,7 +202,10 @@ class CollectiveWork(Work):
             known, future = self._future, self._future or Future(self._context.thread, self._device)
             self._future = future
         if known is None:
-            if self.is_completed():
+            has_ended = self.is_completed()
+            if torch._C._current_graph_task_id() != -1 and not (has_ended and self._error is None):
+                future.raise_after_backward(self._outputs)
+            if has_ended:
                 future.complete(self._value)
             else:
                 self._context.thread.run(lambda: future.complete(self._value), self._device)
