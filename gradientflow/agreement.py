@@ -13,6 +13,8 @@ import numpy as np
 from .communicator import Communicator
 from .errors import ArgumentError, GradientFlowError, MismatchError
 
+Kinds = Mapping[str, Mapping[str, str]]  # descriptions by name, by the plural noun for them
+
 _Made = TypeVar("_Made")
 
 
@@ -33,29 +35,32 @@ def require_same(comm: Communicator, what: str, entries: Mapping[str, str]) -> N
     gradientflow.errors.MismatchError
         On every rank, if any two differ; names the first rank that differs from rank 0, and the first difference.
     """
-    text = json.dumps(list(entries.items())).encode()
+    require_same_kinds(comm, {what: entries})
+
+
+def require_same_kinds(comm: Communicator, kinds: Kinds) -> None:
+    """Check that named entries of several kinds are equal on all ranks, as `require_same` does. Collective."""
+    text = _encoded(kinds)
     digests = comm.allgather(np.frombuffer(hashlib.sha256(text).digest(), np.uint8))
     if (digests == digests[0]).all():
         return
     texts = gather(comm, text)
     other = next(rank for rank, each in enumerate(texts) if each != texts[0])
-    difference = _difference(dict(json.loads(texts[0])), dict(json.loads(texts[other])), other)
-    raise MismatchError(f"the ranks have different {what}: {difference}")
+    raise MismatchError(_difference(_decoded(texts[0]), _decoded(texts[other]), other))
 
 
-def require_same_as_first(comm: Communicator, what: str, entries: Mapping[str, str]) -> None:
-    """Compare named entries with rank 0's; raise only on ranks that differ. Collective.
+def require_same_as_first(comm: Communicator, kinds: Kinds) -> None:
+    """Compare named entries of several kinds with rank 0's; raise only on ranks that differ. Collective.
 
     Raises
     ------
     gradientflow.errors.MismatchError
         If this rank differs; names the first difference.
     """
-    text = json.dumps(list(entries.items())).encode()
+    text = _encoded(kinds)
     first = gather(comm, text)[0]
     if text != first:
-        message = f"the ranks have different {what}: {_difference(dict(json.loads(first)), entries, comm.rank)}"
-        raise MismatchError(message)
+        raise MismatchError(_difference(_decoded(first), kinds, comm.rank))
 
 
 def raise_together(comm: Communicator, error: Exception | None) -> None:
@@ -106,8 +111,25 @@ def gather(comm: Communicator, text: bytes) -> list[bytes]:
     return [part.tobytes() for part in np.split(joined, np.cumsum(lengths)[:-1])]
 
 
-def _difference(first: Mapping[str, str], second: Mapping[str, str], other: int) -> str:
+def _encoded(kinds: Kinds) -> bytes:
+    return json.dumps([(what, list(entries.items())) for what, entries in kinds.items()]).encode()
+
+
+def _decoded(text: bytes) -> Kinds:
+    return {what: dict(entries) for what, entries in json.loads(text)}
+
+
+def _difference(first: Kinds, second: Kinds, other: int) -> str:
     """Describe the first difference between rank `other` and rank 0."""
+    what = next((what for what in first if _items(first, what) != _items(second, what)), "kinds of entries")
+    return f"the ranks have different {what}: {_difference_of(first.get(what, {}), second.get(what, {}), other)}"
+
+
+def _items(kinds: Kinds, what: str) -> list[tuple[str, str]]:
+    return list(kinds.get(what, {}).items())
+
+
+def _difference_of(first: Mapping[str, str], second: Mapping[str, str], other: int) -> str:
     for name, entry in first.items():
         if name not in second:
             return f"rank {other} has no {name}, which rank 0 has"

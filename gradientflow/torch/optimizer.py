@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradientflow.agreement import failing_together
+from gradientflow.agreement import failing_together, require_same_kinds
 from gradientflow.annotations import ParameterGroup, StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
@@ -20,7 +20,7 @@ from gradientflow.job import init
 from gradientflow.plain import pack
 from gradientflow.pools.base import BasePool, RangeReport
 from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
-from gradientflow.training import Loop, LossScale, require_same
+from gradientflow.training import Loop, LossScale
 from gradientflow.training.batches import Batches
 from gradientflow.training.changing_ranks import Replica
 from gradientflow.training.ranks import FixedRanks, OverRanks
@@ -195,21 +195,22 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     def _bind(self, trained: dict[str, torch.Tensor], comm: Communicator) -> None:
         """Bind the strategy to these parameters, in place of the previous ones."""
         entries = {name: f"{parameter.dtype} {tuple(parameter.shape)}" for name, parameter in trained.items()}
+        step = "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}"
         settings = {
             "the device": devices.common_device(list(trained.values())).type,
             "accumulation_steps": str(self.accumulation_steps),
-            "strategy": repr(self.strategy),
-            "the step": "torch.optim's" if self._fused_step is None else f"the core's {type(self._inner).__name__}",
             "loss_scale": repr(self.loss_scale) if self.strategy.gradients == "mean" else str(bool(self.loss_scale)),
             "broadcast": str(self._broadcast),
             **self._on_failure,
         }
+        others = {"strategies": {"strategy": repr(self.strategy)}, "optimizers": {"the step": step}}
+        others["settings"] = settings
         if self._ranks.may_change:
             buffers = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._model.named_buffers()}
-            self._ranks.entries = {**entries, **buffers, **settings}
+            self._ranks.entries = {"models": {**entries, **buffers}, **others}
             with failing_together(comm):  # errors come here, not when a rank dies
                 pack(to_plain(self._inner.state_dict()["param_groups"]), "param_groups")
-        require_same(comm, "models", {**entries, **settings})
+        require_same_kinds(comm, {"models": entries, **others})
         if comm.size > 1:
             added = None
             if self._bound is not None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Protocol
 
-from gradientflow.agreement import require_same
+from gradientflow.agreement import require_same_kinds
 from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -128,18 +128,18 @@ class ArrayLoop(OverRanks):
             for name, shape, dtype in zip(layout.names, layout.shapes, layout.dtypes, strict=True)
         }
         settings = {
-            "strategy": repr(self.strategy),
             "loss_scale": repr(self.loss_scale),
             "on_failure": on_failure,
             "min_ranks": str(min_ranks),
         }
         self._ranks = ranks_of(comm, on_failure, min_ranks, Replica(self._replica, self._load_replica))
-        self._ranks.entries = {**tensors, **settings}
+        chosen = {"strategy": repr(self.strategy)}
+        self._ranks.entries = {"weights": tensors, "strategies": chosen, "settings": settings}
         self._tensors = _Arrays()
         self._optimizer: Optimizer | None = None
 
         def make(comm: Communicator) -> Loop:
-            require_same(comm, "tensors", self._ranks.entries)
+            require_same_kinds(comm, self._ranks.entries)
             for weight in layout.weights:
                 comm.broadcast(weight)
             return Loop(self._ranks, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)

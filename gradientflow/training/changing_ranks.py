@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from gradientflow.agreement import Kinds
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import RecoverableError
@@ -167,9 +168,7 @@ class ChangingRanks(FixedRanks):
             self._use(made)
         return not trains_on
 
-    def _send_prefetched(
-        self, made: Communicator, entries: Mapping[str, str], changing: object, lasting: object = None
-    ) -> None:
+    def _send_prefetched(self, made: Communicator, entries: Kinds, changing: object, lasting: object = None) -> None:
         """Send joining ranks of a communicator, if any, their state in advance, from its rank 0.
 
         ``{}`` and None carry no state: they only end the wait of `_take_prefetched`, and `catching_up` gives the state

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
+from gradientflow.agreement import Kinds
 from gradientflow.communicator import Communicator
 from gradientflow.strategies import Synchronizer
 from gradientflow.strategies.update import Phase
@@ -90,7 +91,7 @@ class FixedRanks:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm  # communicator of the ranks that take part now
         self.here = comm  # communicator of the loop: `comm`, or this rank's own until it takes part
-        self.entries: Mapping[str, str] = {}  # values that must be the same on all ranks, by name
+        self.entries: Kinds = {}  # values that must be the same on all ranks
         self.membership = self._membership_before = Membership.of(comm)  # ranks now, and when the last iteration began
 
     @property

@@ -215,7 +215,7 @@ class Survival(ChangingRanks):
         taken after it: all of it or nothing, since the giver may be lost meanwhile.
         """
         try:
-            require_same_as_first(self.comm, "models", self.entries)
+            require_same_as_first(self.comm, self.entries)
         except MismatchError:
             self.comm._end(False)  # other ranks continue without this rank
             raise

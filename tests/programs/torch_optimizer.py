@@ -1013,9 +1013,9 @@ def check_wrong_arguments(comm: gf.Communicator) -> None:
             MismatchError, "different models: weight is torch.float32 (2, 4) on rank 1 and torch.float32 (2, 3)"
         ):
             gft.DistributedOptimizer(sgd(other), other, comm)
-        with raises(MismatchError, "accumulation_steps is 2 on rank 1 and 1 on rank 0"):
+        with raises(MismatchError, "different settings: accumulation_steps is 2 on rank 1 and 1 on rank 0"):
             gft.DistributedOptimizer(sgd(model), model, comm, accumulation_steps=1 + (RANK == 1))
-        with raises(MismatchError, "strategy is dense(fusion_threshold=1) on rank 1"):
+        with raises(MismatchError, "different strategies: strategy is dense(fusion_threshold=1) on rank 1"):
             gft.DistributedOptimizer(sgd(model), model, comm, fusion_threshold=RANK)
         with gft.DistributedOptimizer(sgd(model), model, comm) as optimizer:
             optimizer.zero_grad()

@@ -248,7 +248,7 @@ def test_one_with_other_settings_is_sent_away(process_command: Command, tmp_path
     is_sent_away = tmp_path / "is_sent_away"
     printed = run_ranks(process_command("survival_ends"), 3, "sent_away", is_sent_away, restart=True)
     assert printed.splitlines() == ["2 ranks go on"] * 2
-    message = "the ranks have different models: strategy is csc on rank 2 and dense on rank 0"
+    message = "the ranks have different strategies: strategy is csc on rank 2 and dense on rank 0"
     assert is_sent_away.read_text() == message
 
 
