@@ -56,6 +56,7 @@ class PoolStrategy(Strategy):
         *,
         device: str | int = "cpu",
         extra: int = 0,
+        **more: object,
     ) -> Pool:
         """Make a pool for tensors of one dtype, in the order in which backpropagation produces them. Collective.
 
@@ -65,6 +66,8 @@ class PoolStrategy(Strategy):
             Ranks that take part.
         shapes, dtype, device, extra
             As in `gradientflow.GradientPool`.
+        **more
+            Further arguments of the pool.
         """
         return self.pool(
             comm,
@@ -75,6 +78,7 @@ class PoolStrategy(Strategy):
             device=device,
             extra=extra,
             **self.pool_options(len(shapes)),
+            **more,
         )
 
     @abstractmethod

@@ -6,8 +6,8 @@ import hashlib
 import math
 import numbers
 import warnings
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,13 +16,16 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.model.computation import Computation
 from gradientflow.model.costs import Costs
-from gradientflow.model.pooled import chunk_traffic
+from gradientflow.model.pooled import chunk_traffic, counts_of
 from gradientflow.model.traffic import Traffic
 from gradientflow.pools.sparse import Density, SparseGradientPool
 from gradientflow.strategies.exchange.pooled import PoolStrategy
 from gradientflow.strategies.exchange.residual import ResidualSynchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Profile, SettingsOf, Withheld
+
+_LARGEST_CHUNK, _SMALLEST_CHUNK = 32768, 64
+_FEWEST_SENT = 4  # chunks: density is met to a quarter
 
 
 class CSC(PoolStrategy):
@@ -35,8 +38,9 @@ class CSC(PoolStrategy):
     ----------
     density : float or callable, default 0.1
         The share of the chunks that is sent, above 0 and at most 1; or a function of the iteration that gives it.
-    chunk_size : int, default 32768
-        Elements of a chunk.
+    chunk_size : int, optional
+        Elements of a chunk. By default 32768; in smaller models the largest power of two, 64 or more, with which at
+        least four chunks are sent.
     momentum : float, optional
         Factor of the residuals in every iteration; by default the momentum of the optimizer.
     warmup : int, default 0
@@ -70,7 +74,7 @@ class CSC(PoolStrategy):
         self,
         density: Density = 0.1,
         *,
-        chunk_size: int = 32768,
+        chunk_size: int | None = None,
         momentum: float | None = None,
         warmup: int = 0,
         correction: bool = True,
@@ -81,12 +85,13 @@ class CSC(PoolStrategy):
             _check_number("density", density, "above 0 and at most 1", lambda number: 0 < number <= 1)
         elif warmup:
             raise ArgumentError("warmup goes with a density that is a number: let the function of the iteration do it")
-        _check_number("chunk_size", chunk_size, "a whole number of 1 or more", lambda n: n >= 1 and n == int(n))
+        if chunk_size is not None:
+            _check_number("chunk_size", chunk_size, "a whole number of 1 or more", lambda n: n >= 1 and n == int(n))
         _check_number("warmup", warmup, "a whole number of 0 or more", lambda n: n >= 0 and n == int(n))
         if momentum is not None:
             _check_number("momentum", momentum, "from 0 to 1", lambda number: 0 <= number <= 1)
         self.density = density
-        self.chunk_size = int(chunk_size)
+        self.chunk_size = None if chunk_size is None else int(chunk_size)
         self.momentum = momentum
         self.warmup = int(warmup)
         self.correction = correction
@@ -99,6 +104,25 @@ class CSC(PoolStrategy):
         ramp = min(1.0, iteration / self.warmup) if self.warmup else 1.0
         return 1.0 - (1.0 - self.density) * ramp if ramp < 1.0 else self.density
 
+    @property
+    def final_density(self) -> float:
+        """The density after the warm-up."""
+        return self.density_at(1 << 30 if callable(self.density) else self.warmup)
+
+    def chunk_size_for(self, elements: int) -> int:
+        """Return the elements of a chunk in a pool of so many elements."""
+        if self.chunk_size is not None:
+            return self.chunk_size
+        size, density = _LARGEST_CHUNK, self.final_density
+        while size > _SMALLEST_CHUNK and elements * density < _FEWEST_SENT * size:
+            size //= 2
+        return size
+
+    def make_pool(self, comm: Communicator, shapes: Sequence[int | Sequence[int]], *args: Any, **options: Any) -> Any:
+        """Make a pool with chunks as `chunk_size_for` chooses them. Collective."""
+        elements = sum(int(np.prod(shape)) for shape in shapes)
+        return super().make_pool(comm, shapes, *args, **options, chunk_size=self.chunk_size_for(elements))
+
     def bind(self, comm: Communicator, layout: Layout) -> ChunkSynchronizer:
         """Make sparse gradient pools, one for each dtype. Collective."""
         return ChunkSynchronizer(comm, layout, self)
@@ -108,7 +132,6 @@ class CSC(PoolStrategy):
         return {
             "density": self.density_at,
             "momentum": 0.0 if not self.correction else 1.0 if self.momentum is None else self.momentum,
-            "chunk_size": self.chunk_size,
             "fusion_threshold": self.fusion_threshold,
         }
 
@@ -118,9 +141,9 @@ class CSC(PoolStrategy):
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
         """Return the important chunks, spread evenly over the gradients, and the norms that follow them."""
-        density = self.density_at(1 << 30 if callable(self.density) else self.warmup)
+        density, chunk_size = self.final_density, self.chunk_size_for(sum(counts_of(computation)))
         return chunk_traffic(
-            computation, costs.cluster, density, self.chunk_size, self.fusion_threshold, self.wire, self.algorithm
+            computation, costs.cluster, density, chunk_size, self.fusion_threshold, self.wire, self.algorithm
         )
 
 
