@@ -49,6 +49,7 @@ for _name, _summary in {
     "tune": "Measure the link of a job, and choose a strategy for it.",
     "timeline": "Join the timelines of a job's ranks, and read them.",
     "replay": "Ask policies again what a recorded run asked one.",
+    "completion": "Print the completion script of a shell.",
     "config": "Print how to compile against the library, and its settings.",
 }.items():
     commands.add_command(LazyCommand(_name, _summary, partial(_load, _name)))

@@ -1184,6 +1184,16 @@ def test_every_command_that_is_listed_is_there(group: click.Group, capsys: pytes
         assert f"Usage: {name} " in capsys.readouterr().out
 
 
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    words = "COMP_WORDS=(gradientflow bench allre); COMP_CWORD=2; _gradientflow_completion gradientflow"
+    script = f'eval "$(gradientflow completion bash)"; {words}; echo "${{COMPREPLY[@]}}"'
+    (tmp_path / "gradientflow").write_text(f'#!/bin/sh\nexec {sys.executable} -m gradientflow "$@"\n')
+    (tmp_path / "gradientflow").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.stdout == "allreduce\n", ended.stderr
+
+
 def test_a_list_of_commands_imports_none_of_them() -> None:
     code = (
         "import sys; from gradientflow.cli import commands; commands.main(['--help'], standalone_mode=False); "
