@@ -511,7 +511,8 @@ def test_the_json_file_holds_exactly_the_agreed_fields(tmp_path: Path) -> None:
     assert [list(result) for result in written["results"]] == [RESULT_FIELDS] * 5
     ours, wrong = written["results"][1], written["results"][3]
     assert (ours["contestant"], ours["strategy"]) == ("gradientflow", "dense")
-    assert ours["settings"] == {"threshold_bytes": "inf", "wire": "float16", "algorithm": "auto", "share": None}
+    shared = {"wire": "float16", "algorithm": "auto", "share": None, "nonfinite": None}
+    assert ours["settings"] == {"threshold_bytes": "inf", **shared}
     assert ours["runs"][1]["curve"][1] == {"step": 10, "seconds": 1.0, "loss": 1.5, "accuracy": 0.75, "sent": None}
     assert (wrong["approximation_rank"], wrong["step_median_ms"], wrong["wrong"]) == (4, None, 7)
     sparse = written["results"][4]
@@ -807,7 +808,7 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     assert contestants == [NONE, DDP_ALONE, *["gradientflow"] * 3, "ddp-gradientflow", DDP_ALONE, "ddp-gradientflow"]
     assert [result["views"] for result in written["results"]] == [None, False, None, None, None, False, True, True]
     assert [(result["strategy"], result["settings"] and len(result["settings"])) for result in written["results"]] == [
-        *((None, None), (None, None), ("dense", 4), ("SignSGD", 1), ("csc", 8)),
+        *((None, None), (None, None), ("dense", 5), ("SignSGD", 1), ("csc", 8)),
         *[(None, None)] * 3,
     ]
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}

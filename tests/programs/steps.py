@@ -60,6 +60,27 @@ def check_a_step_needs_averages(comm: gf.Communicator) -> None:
         assert optimizer.steps == 2
 
 
+def check_dense_refuses_means_that_are_not_finite_if_asked(comm: gf.Communicator) -> None:
+    for dtype in ("float32", "float16", "float64"):
+        weights = [np.ones(70, dtype), np.ones(3, dtype)]
+        loop = gf.training.ArrayLoop(comm, weights, "dense(nonfinite='raise')")
+        for is_bad in (True, False):
+            for index, gradient in enumerate(loop.gradients):
+                gradient[...] = np.inf if is_bad and index == 1 and RANK == SIZE - 1 else 1
+                loop.ready(index)
+            if is_bad:
+                with raises(NonFiniteError, "the gradient of 1 is not finite once averaged: no weight was"):
+                    loop.wait()
+                assert not any(gradient.any() for gradient in loop.gradients)
+            else:
+                loop.wait()
+                assert all((gradient == 1).all() for gradient in loop.gradients)
+    with raises(ArgumentError, "nonfinite is 'raise' or None, not 'skip'"):
+        gf.strategies.Dense(nonfinite="skip")
+    with raises(ArgumentError, "leave one of them out"):
+        gf.strategies.Dense(nonfinite="raise", share="node")
+
+
 def check_no_step_after_an_iteration_without_result(comm: gf.Communicator) -> None:
     for pool in pools(comm):
         weights = [np.zeros(shape, np.float32) for shape in pool.shapes]

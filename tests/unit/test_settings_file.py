@@ -197,7 +197,7 @@ def test_a_program_of_pytorch_overrides_the_strategy_with_any_of_its_settings() 
     from gradientflow.torch.optimizer import _checked_strategy
 
     write_settings_file(NAME, SettingsFile(strategy="lags"))
-    settings = {"fusion_threshold": "auto", "wire": None, "share": None}
+    settings = {"fusion_threshold": "auto", "wire": None, "share": None, "nonfinite": None}
     assert repr(_checked_strategy(None, **settings)) == "lags"
     assert repr(_checked_strategy(None, **{**settings, "wire": "float16"})) == "dense(wire='float16')"
 

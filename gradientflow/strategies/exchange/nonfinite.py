@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
 from gradientflow._location import core
 from gradientflow.annotations import TensorLike
+from gradientflow.device import DeviceArray
 from gradientflow.errors import NonFiniteError
+from gradientflow.memory import itemsize
+from gradientflow.pools.gradient import GradientPool
 
 ALONE = "this rank has skipped its step; the others go on"  # outcome if ranks are not in step
 
@@ -28,6 +32,23 @@ def first_nonfinite(arrays: Iterable[TensorLike]) -> int | None:
     return next((index for index, array in enumerate(arrays) if not is_finite(array)), None)
 
 
+def first_nonfinite_tensor(pool: GradientPool, stream: object) -> int | None:
+    """Return the index of the first tensor in the memory of a pool that is not finite, or None."""
+    if pool.dtype != "float64" and not pool.has_nonfinite(stream):
+        return None
+    memory = pool.memory.get() if isinstance(pool.memory, DeviceArray) else pool.memory
+    size = itemsize(pool.dtype)
+    for index, (offset, shape) in enumerate(zip(pool.offsets, pool.shapes, strict=True)):
+        count = math.prod(shape)
+        part = memory[offset : offset + count * size]
+        if pool.dtype == "float64":  # the core does not look at it
+            if not np.isfinite(part.view(np.float64)).all():
+                return index
+        elif core.local_updates.count_nonfinite(part.ctypes.data, pool.dtype, count):
+            return index
+    return None
+
+
 def nonfinite_error(what: str, rank: int | None, outcome: str) -> NonFiniteError:
     """Return an error that names the value that is not finite, its rank, and the outcome.
 
@@ -44,4 +65,4 @@ def nonfinite_error(what: str, rank: int | None, outcome: str) -> NonFiniteError
     return NonFiniteError(f"{what} is not finite {where}: {outcome}")
 
 
-__all__ = ["ALONE", "first_nonfinite", "is_finite", "nonfinite_error"]
+__all__ = ["ALONE", "first_nonfinite", "first_nonfinite_tensor", "is_finite", "nonfinite_error"]

@@ -22,7 +22,7 @@ from gradientflow.strategies.contract import Strategy, Synchronizer
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Phase, Update
 
-from .nonfinite import nonfinite_error
+from .nonfinite import first_nonfinite_tensor, nonfinite_error
 from .survivable import Survivable
 
 Pool = GradientPool | SparseGradientPool | TopKGradientPool
@@ -171,7 +171,11 @@ class PoolSynchronizer(Survivable):
         if self.skips_nonfinite and any(pool.has_nonfinite(stream) for pool in self.pools):
             self._undo(stream)
             return Update("skipped")
+        self._check_means(stream)
         return self.update()
+
+    def _check_means(self, stream: object) -> None:
+        """Look at the means before the step; raise after undoing the iteration, on all ranks alike."""
 
     def update(self) -> Update:  # noqa: D102
         return Update("apply", tuple(pool.update(self.updates_every_weight) for pool in self.pools))
@@ -264,4 +268,18 @@ class PoolSynchronizer(Survivable):
         return nonfinite_error(f"the gradient of {which}", rank if rank >= 0 else None, outcome)
 
 
-__all__ = ["PoolStrategy", "PoolSynchronizer"]
+class CheckedPools(PoolSynchronizer):
+    """Pools whose means are looked at in every iteration. All ranks have the same bits, and so find the same."""
+
+    def _check_means(self, stream: object) -> None:
+        for pool, (_, indices) in zip(self.pools, self.layout.groups, strict=True):
+            found = first_nonfinite_tensor(pool, stream)
+            if found is not None:
+                self._undo(stream)
+                for group in range(len(self.pools)):
+                    self.zero(group, stream)
+                name = self.layout.names[indices[found]]
+                raise nonfinite_error(f"the gradient of {name}", None, "no weight was changed")
+
+
+__all__ = ["CheckedPools", "PoolStrategy", "PoolSynchronizer"]

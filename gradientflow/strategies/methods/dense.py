@@ -10,7 +10,7 @@ from gradientflow.model.pooled import dense_traffic
 from gradientflow.model.traffic import Traffic
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies.contract import Synchronizer
-from gradientflow.strategies.exchange.pooled import PoolStrategy, PoolSynchronizer
+from gradientflow.strategies.exchange.pooled import CheckedPools, PoolStrategy, PoolSynchronizer
 from gradientflow.strategies.exchange.shared import bind_shared
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Profile
@@ -26,6 +26,9 @@ class Dense(PoolStrategy):
     share : {"node"}, optional
         "node": the ranks of a node train on one copy of the weights, in memory of the host, see `Synchronizer.shared`.
         On a single node gradients are averaged in the step, not before it.
+    nonfinite : {"raise"}, optional
+        "raise": look at the averaged gradients, and raise `gradientflow.errors.NonFiniteError` on every rank if one is
+        infinite or NaN. No weight has changed then. With a loss scale the step is skipped instead, as without this.
     """
 
     name = "dense"
@@ -33,12 +36,19 @@ class Dense(PoolStrategy):
     pool = GradientPool
     is_identity_on_one_rank = True
 
-    def __init__(self, *, share: str | None = None, **options: object) -> None:
+    def __init__(self, *, share: str | None = None, nonfinite: str | None = None, **options: object) -> None:
         super().__init__(**options)
         if share not in (None, "node"):
             raise ArgumentError(f"share is 'node' or None, not {share!r}")
+        if nonfinite not in (None, "raise"):
+            raise ArgumentError(f"nonfinite is 'raise' or None, not {nonfinite!r}")
+        if share is not None and nonfinite is not None:
+            message = "share='node' averages gradients in the step, and nonfinite='raise' looks at them before it"
+            raise ArgumentError(f"{message}: leave one of them out")
         self.share = share
-        self.is_plain_mean = share is None
+        self.nonfinite = nonfinite
+        self.is_identity_on_one_rank = nonfinite is None
+        self.is_plain_mean = share is None and nonfinite is None
         if share is not None:
             self.step = "core"
 
@@ -48,7 +58,9 @@ class Dense(PoolStrategy):
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:
         """Make gradient pools, one for each dtype. Collective."""
-        return PoolSynchronizer(comm, layout, self) if self.share is None else bind_shared(comm, layout, self)
+        if self.share is not None:
+            return bind_shared(comm, layout, self)
+        return (PoolSynchronizer if self.nonfinite is None else CheckedPools)(comm, layout, self)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
         """Return the allreduces of fused gradients."""
