@@ -271,6 +271,8 @@ class PoolSynchronizer(Survivable):
 class CheckedPools(PoolSynchronizer):
     """Pools whose means are looked at in every iteration. All ranks have the same bits, and so find the same."""
 
+    pools: tuple[GradientPool, ...]
+
     def _check_means(self, stream: object) -> None:
         for pool, (_, indices) in zip(self.pools, self.layout.groups, strict=True):
             found = first_nonfinite_tensor(pool, stream)
