@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from io import StringIO
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -51,6 +52,13 @@ def print_table(table: FittedTable, console: Console | None = None) -> None:
         console.width = max(console.width, _least_width(part, console))  # wraps in a terminal that is narrower still
         console.print(part)
     console.width = before
+
+
+def text_of(table: FittedTable) -> str:
+    """Return a table as text, each row in one line."""
+    file = StringIO()
+    print_table(table, Console(file=file, force_terminal=False, color_system=None))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def _parts(table: FittedTable, console: Console, width: int) -> Iterator[FittedTable]:
@@ -127,4 +135,4 @@ def _least_width(table: FittedTable, console: Console) -> int:
     return _width(_part(table, columns), console)
 
 
-__all__ = ["FittedTable", "plain_table", "print_table"]
+__all__ = ["FittedTable", "plain_table", "print_table", "text_of"]

@@ -1,12 +1,11 @@
-"""Options, tables and advice that ``simulate`` and ``tune`` share."""
+"""Options and figures that ``simulate`` and ``tune`` share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-from rich.text import Text
 
 from gradientflow.annotations import JsonObject
 from gradientflow.cli.timeline_file import read_events
@@ -14,8 +13,7 @@ from gradientflow.errors import ArgumentError
 from gradientflow.model import NETWORKS, Computation, Prediction, computation_of, computation_of_events, layers_of
 from gradientflow.model.units import seconds_of
 from gradientflow.strategies import Strategy, parse_strategies
-from gradientflow.strategies.predict.ranking import grouped, is_lossless
-from gradientflow.tables import FittedTable, plain_table
+from gradientflow.strategies.predict.ranking import is_lossless
 
 Result = TypeVar("Result")
 
@@ -100,48 +98,6 @@ def strategies_from(words: str, steps: int, lossless: bool) -> list[Strategy]:
     return kept
 
 
-def table_of(
-    predictions: Sequence[Prediction], strategies: Sequence[Strategy], measured: dict[str, float] | None = None
-) -> FittedTable:
-    """Return the table of predictions in groups by their effect on the result, with measured steps if there are any."""
-    headings = ["step ms", *(["measured"] if measured else []), "waits ms", "own ms", "speed", "sent MB", "extra MB"]
-
-    def cells(each: Prediction) -> list[str]:
-        found = (measured or {}).get(each.strategy)
-        return [
-            milliseconds(each),
-            *([] if not measured else ["" if found is None else f"{found * 1e3:,.1f}"]),
-            f"{each.step.exposed_seconds * 1e3:,.1f}",
-            f"{each.step.own_seconds * 1e3:,.1f}",
-            f"{each.efficiency:.0%}",
-            f"{each.step.bytes_sent / 1e6:,.2f}",
-            f"{each.memory / 1e6:,.0f}",
-        ]
-
-    return grouped_table(
-        "strategy",
-        headings,
-        [(strategy, each, cells(each)) for strategy, each in zip(strategies, predictions, strict=True)],
-    )
-
-
-def grouped_table(
-    name: str, headings: Sequence[str], rows: Sequence[tuple[Strategy, Prediction, Sequence[str]]]
-) -> FittedTable:
-    """Return a table of strategies in groups by their effect on the result, the shortest step of a group first."""
-    table = plain_table([name], headings)
-    for effect, found in grouped((strategy, each.step.seconds, (each, cells)) for strategy, each, cells in rows):
-        table.add_row(Text(effect, style="bold"))
-        for each, cells in found:
-            table.add_row(Text(f"  {each.strategy}"), *cells)
-    return table
-
-
-def milliseconds(prediction: Prediction) -> str:
-    """Return the predicted step in milliseconds."""
-    return f"{prediction.step.seconds * 1e3:,.1f}"
-
-
 def figures_of(prediction: Prediction) -> dict[str, Any]:
     """Return the figures of a prediction for JSON."""
     found: JsonObject = {
@@ -157,9 +113,6 @@ def figures_of(prediction: Prediction) -> dict[str, Any]:
 __all__ = [
     "computation_from",
     "figures_of",
-    "grouped_table",
     "input_options",
-    "milliseconds",
     "strategies_from",
-    "table_of",
 ]

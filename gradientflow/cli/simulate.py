@@ -12,11 +12,8 @@ from gradientflow.cli.picture import require_matplotlib
 from gradientflow.cli.predictions import (
     computation_from,
     figures_of,
-    grouped_table,
     input_options,
-    milliseconds,
     strategies_from,
-    table_of,
 )
 from gradientflow.errors import ArgumentError
 from gradientflow.json_option import JsonOutput, json_option
@@ -25,6 +22,7 @@ from gradientflow.model.cluster import TRANSPORTS
 from gradientflow.policies import as_stragglers
 from gradientflow.strategies import Dense, Strategy
 from gradientflow.strategies.predict.ranking import Ranked, advice
+from gradientflow.strategies.predict.step_table import grouped_table, milliseconds, step_table
 from gradientflow.tables import FittedTable, print_table
 from gradientflow.terminal import open_console, print_text
 
@@ -120,7 +118,7 @@ def simulate(
     each_host = f"{ranks_per_host} {'rank' if ranks_per_host == 1 else 'ranks'} on each host"
     where = f"{_hosts(numbers[0])}, {each_host}" if len(numbers) == 1 else each_host
     print_text(console, f"{what}, {where}, {found}: predicted, not measured\n")
-    print_table(table_of(results[numbers[0]], chosen) if len(numbers) == 1 else _overview(results, chosen), console)
+    print_table(step_table(results[numbers[0]], chosen) if len(numbers) == 1 else _overview(results, chosen), console)
     print_text(console)
     for sentence in sentences:
         print_text(console, sentence if len(numbers) == 1 else f"{_hosts(numbers[-1])}: {sentence}")

@@ -16,7 +16,7 @@ import numpy as np
 
 import gradientflow as gf
 from gradientflow.cli.again import start_again
-from gradientflow.cli.predictions import computation_from, figures_of, input_options, strategies_from, table_of
+from gradientflow.cli.predictions import computation_from, figures_of, input_options, strategies_from
 from gradientflow.cli.transport import transport_option
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
@@ -27,7 +27,9 @@ from gradientflow.model import Computation, Costs, Fit, Prediction, measure_link
 from gradientflow.paced import step_seconds
 from gradientflow.settings_file import NAME, VARIABLE, SettingsFile, read_settings_file, write_settings_file
 from gradientflow.strategies import Strategy, as_strategy
+from gradientflow.strategies.comparison import CANDIDATES
 from gradientflow.strategies.predict.ranking import Ranked, advice, better, effect_of, fastest, is_lossless
+from gradientflow.strategies.predict.step_table import step_table
 from gradientflow.tables import FittedTable, plain_table, print_table
 from gradientflow.terminal import open_console, print_text
 
@@ -46,7 +48,7 @@ _SECONDS = 2.0  # rough duration of a block
 )
 @click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Hosts of the ranks (default: this machine).")
 @transport_option("without MPI")
-@input_options("all; dense(wire='float16'); csc(density=0.01)")
+@input_options(CANDIDATES)
 @click.option(
     "--measure",
     type=click.IntRange(0),
@@ -116,7 +118,7 @@ def tune(
         measured = _measure(comm, computation, rows, measure, (present, "dense"))
         remark = fit.measurement.remark or meter.remark()
         if comm.rank == 0:
-            print_table(table_of(predictions, chosen, measured), console)
+            print_table(step_table(predictions, chosen, measured), console)
             candidates = [
                 Ranked(strategy, measured.get(str(strategy), each.step.seconds))
                 for strategy, each in zip(chosen, predictions, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradientflow import former_names
 
 from . import methods
+from .comparison import Comparison, compare
 from .contract import Strategy, Synchronizer
 from .exchange.arrays import ArraySynchronizer
 from .exchange.pooled import PoolStrategy, PoolSynchronizer
@@ -23,6 +24,7 @@ from .update import Iteration, Profile, Settings, Update, Withheld
 __all__ = [
     "ArraySynchronizer",
     "AutoExplanation",
+    "Comparison",
     "Explanation",
     "Iteration",
     "LayerMonitor",
@@ -43,6 +45,7 @@ __all__ = [
     "Update",
     "Withheld",
     "as_strategy",
+    "compare",
     "default_strategy",
     "parse_strategies",
     "parse_strategy",

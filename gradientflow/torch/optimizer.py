@@ -19,7 +19,18 @@ from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
 from gradientflow.plain import pack
 from gradientflow.pools.base import BasePool, RangeReport
-from gradientflow.strategies import Dense, Explanation, Layout, Strategy, Synchronizer, as_strategy, default_strategy
+from gradientflow.strategies import (
+    Comparison,
+    Dense,
+    Explanation,
+    Layout,
+    Strategy,
+    Synchronizer,
+    as_strategy,
+    compare,
+    default_strategy,
+)
+from gradientflow.strategies.comparison import CANDIDATES
 from gradientflow.training import Loop, LossScale
 from gradientflow.training.batches import Batches
 from gradientflow.training.changing_ranks import Replica
@@ -412,8 +423,44 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         self._check_open()
         if self._bound is not None:
             return self._bound.loop.synchronizer.explain(**times)
-        layout = layout_of(trained_parameters(self._inner, self._model, self))
-        return self.strategy.explain_layout(self.comm, layout, **times)
+        return self.strategy.explain_layout(self.comm, self._layout, **times)
+
+    def tune(
+        self,
+        strategies: str = CANDIDATES,
+        *,
+        lossless: bool = False,
+        compute_seconds: float,
+        backward_seconds: float | None = None,
+    ) -> Comparison:
+        """Measure the link; compare the predicted steps of strategies for this model. Collective; changes nothing.
+
+        Parameters
+        ----------
+        strategies, lossless, compute_seconds, backward_seconds
+            As in `gradientflow.strategies.compare`.
+
+        Returns
+        -------
+        gradientflow.strategies.Comparison
+            The steps, and advice which strategy to take; its `str` is a table.
+        """
+        self._check_open()
+        layout = self._layout if self._bound is None else self._bound.loop.layout
+        return compare(
+            self.comm,
+            layout,
+            self.strategy,
+            strategies,
+            lossless=lossless,
+            compute_seconds=compute_seconds,
+            backward_seconds=backward_seconds,
+        )
+
+    @property
+    def _layout(self) -> Layout:
+        """The tensors, before the optimizer is bound to them."""
+        return layout_of(trained_parameters(self._inner, self._model, self))
 
     def __repr__(self) -> str:
         """Return text that names the wrapped optimizer."""

@@ -13,6 +13,7 @@ from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.plain import Plain
 from gradientflow.strategies import (
+    Comparison,
     Explanation,
     Layout,
     Settings,
@@ -20,8 +21,10 @@ from gradientflow.strategies import (
     Synchronizer,
     Update,
     as_strategy,
+    compare,
     default_strategy,
 )
+from gradientflow.strategies.comparison import CANDIDATES
 
 from .changing_ranks import Replica
 from .loop import Loop
@@ -281,6 +284,36 @@ class ArrayLoop(OverRanks):
             ``compute_seconds`` and ``backward_seconds``, as in `gradientflow.strategies.Strategy.explain`.
         """
         return self._loop.synchronizer.explain(**times)
+
+    def tune(
+        self,
+        strategies: str = CANDIDATES,
+        *,
+        lossless: bool = False,
+        compute_seconds: float,
+        backward_seconds: float | None = None,
+    ) -> Comparison:
+        """Measure the link; compare the predicted steps of strategies for these weights. Collective; changes nothing.
+
+        Parameters
+        ----------
+        strategies, lossless, compute_seconds, backward_seconds
+            As in `gradientflow.strategies.compare`.
+
+        Returns
+        -------
+        gradientflow.strategies.Comparison
+            The steps, and advice which strategy to take; its `str` is a table.
+        """
+        return compare(
+            self.comm,
+            self._loop.layout,
+            self._loop.strategy,
+            strategies,
+            lossless=lossless,
+            compute_seconds=compute_seconds,
+            backward_seconds=backward_seconds,
+        )
 
     def common_weights(self) -> AbstractContextManager[None]:
         """Put the weights common to all ranks in place for a ``with`` block, to evaluate or save them in mid-run.

@@ -17,6 +17,7 @@ from support import LAYOUTS, RANK, SIZE, flat, quick_link, raises, run_checks
 
 import gradientflow as gf
 import gradientflow.torch as gft
+from gradientflow.agreement import require_same_kinds
 from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gradientflow.model import Step
 from gradientflow.optimizers import SGD
@@ -196,6 +197,27 @@ def check_explain(comm: gf.Communicator) -> None:
         assert names == (everything if SIZE > 1 else set())
         assert all(gain > 0 and name in str(found) for name, gain in found.lossy)
         assert Auto(("float16",)).explain(comm, 1000).choice.startswith("dense")
+
+
+@on_ranks(1, 3)
+def check_tune(comm: gf.Communicator) -> None:
+    """All ranks get the same table, and training continues as before."""
+    with quick_link(), trained(comm, words()) as (training, optimizer):
+        step(training, optimizer, 0)
+        before = flat(training.weights).copy()
+        found = training.tune("csc; dense(wire='float16'); lags", compute_seconds=0.01)
+        assert [str(each) for each in found.strategies] == ["csc", "dense(wire='float16')", "lags"]
+        assert all(each.step.seconds >= 0.01 for each in found.predictions)
+        assert str(found).index("rounded") < str(found).index("a part later")
+        assert len(found.advice) == min(SIZE - 1, 1), found.advice
+        require_same_kinds(comm, {"tables": {"of tune": str(found)}})
+        assert training.tune("csc; dense", lossless=True, compute_seconds=1.0).strategies == (Dense(),)
+        with raises(ArgumentError, "compute_seconds is the time of a step without communication, above 0"):
+            training.tune(compute_seconds=0.0)
+        with raises(ArgumentError, "densest"):
+            training.tune("densest", compute_seconds=1.0)
+        assert np.array_equal(flat(training.weights), before)
+        step(training, optimizer, 1)
 
 
 def check_a_model_that_changes(comm: gf.Communicator) -> None:

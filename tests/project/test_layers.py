@@ -248,6 +248,10 @@ PYTHON_LAYERS[f"{STRATEGIES}.predict"] = PYTHON_LAYERS["gradientflow.pools"] | {
     f"{STRATEGIES}.layout",
     f"{STRATEGIES}.update",
 }
+PYTHON_LAYERS[f"{STRATEGIES}.predict.step_table"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
+    "gradientflow.tables",
+    f"{STRATEGIES}.predict",
+}
 PYTHON_LAYERS[f"{STRATEGIES}.contract"] = PYTHON_LAYERS[f"{STRATEGIES}.predict"] | {
     f"{STRATEGIES}.checkpoints",
     f"{STRATEGIES}.gradient_memory",
@@ -265,7 +269,17 @@ PYTHON_LAYERS[f"{STRATEGIES}.parsing"] = {
     f"{STRATEGIES}.contract",
     f"{STRATEGIES}.methods",
 }
-PYTHON_LAYERS[STRATEGIES] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {f"{STRATEGIES}.methods", f"{STRATEGIES}.parsing"}
+PYTHON_LAYERS[f"{STRATEGIES}.comparison"] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {
+    "gradientflow.tables",
+    f"{STRATEGIES}.methods",
+    f"{STRATEGIES}.parsing",
+    f"{STRATEGIES}.predict.step_table",
+}
+PYTHON_LAYERS[STRATEGIES] = PYTHON_LAYERS[f"{STRATEGIES}.methods"] | {
+    f"{STRATEGIES}.comparison",
+    f"{STRATEGIES}.methods",
+    f"{STRATEGIES}.parsing",
+}
 PYTHON_LAYERS["gradientflow.training"] = PYTHON_LAYERS[STRATEGIES] | {STRATEGIES, "gradientflow.meeting"}
 PYTHON_LAYERS["gradientflow.optimizers"] = PYTHON_LAYERS["gradientflow.training"] | {"gradientflow.training"}
 PYTHON_LAYERS["gradientflow.paced"] = PYTHON_LAYERS["gradientflow.optimizers"] | {"gradientflow.optimizers"}
