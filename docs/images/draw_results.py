@@ -1,4 +1,4 @@
-"""Draw the picture of the README, and print its words: ``python docs/images/draw_results.py``.
+"""Draw the picture of the README, and print its table: ``python docs/images/draw_results.py``.
 
 ``--measure`` measures first, with the commands below, in three minutes, and keeps the figures in results.json.
 Between hosts it needs root.
@@ -53,17 +53,22 @@ def steps(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def words(results: dict[str, Any]) -> str:
-    """Tell what the picture shows."""
+    """Return the figures of the picture as the table of the README."""
     ours, peer = (by_size(results, backend) for backend in ("gradientflow", "mpi"))
     ratios = [peer[size] / ours[size] for size in ours]
     sizes = [*results["node"]]
-    return (
-        f"Allreduce inside a node is {min(ratios):.1f} to {max(ratios):.1f} times as fast as Open MPI's. With nothing "
-        f"set but the name of a strategy, and gradients of {sizes[0]}B to {sizes[-1]}B, a training step on two ranks "
-        f"of one node takes {spread(results['node'], 'dense')} of the time of DDP over Gloo. On four hosts at "
-        f"1 Gbit/s it takes {spread(results['hosts'], 'dense')}, and {spread(results['hosts'], 'csc')} with sparse "
-        f"communication."
-    )
+    rows = [
+        ("", "Measured"),
+        ("Allreduce in a node: times as fast as Open MPI's", f"{min(ratios):.1f} to {max(ratios):.1f}"),
+        (
+            f"Step, gradients of {sizes[0]}B to {sizes[-1]}B, two ranks of a node: share of DDP's time over Gloo",
+            spread(results["node"], "dense"),
+        ),
+        ("Likewise, on four hosts at 1 Gbit/s", spread(results["hosts"], "dense")),
+        ("Likewise, with sparse communication", spread(results["hosts"], "csc")),
+    ]
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---|---:|", *body])
 
 
 def shares(figures: dict[str, dict[str, float]], name: str) -> dict[str, float]:
