@@ -24,15 +24,17 @@ def _options(name: str) -> list[click.Option]:
     if name == "allreduce":
         options.insert(0, wires(None))
     if COLLECTIVES[name].reduces:
-        options.insert(0, option("--op", "sum", ", ".join(OPS), None, metavar="NAME"))
+        options.insert(0, option("--op", "sum", f"Reduction: {', '.join(OPS)}.", None, metavar="NAME"))
     if name == "barrier":
         return options
     return [
-        option("--device", "cpu", f"of {', '.join(DEVICES)}", None, metavar="NAME"),
-        option("--sizes", DEFAULT_SIZES, "bytes; K, M, G allowed", parse_sizes),
-        option("--memory memories", ",".join(MEMORIES), "pool: node memory, array: ordinary memory"),
-        option("--algorithm algorithms", "auto", f"of {', '.join(ALGORITHMS_OF['cuda'])}"),
-        option("--dtype", "float32", ", ".join(DTYPES), None, metavar="NAME"),
+        option("--device", "cpu", f"Device, of {', '.join(DEVICES)}.", None, metavar="NAME"),
+        option("--sizes", DEFAULT_SIZES, "Bytes of a tensor; K, M, G allowed.", parse_sizes),
+        option(
+            "--memory memories", ",".join(MEMORIES), "Memory of tensors: node memory (pool), ordinary memory (array)."
+        ),
+        option("--algorithm algorithms", "auto", f"Algorithms, of {', '.join(ALGORITHMS_OF['cuda'])}."),
+        option("--dtype", "float32", f"Element type: {', '.join(DTYPES)}.", None, metavar="NAME"),
         plot("bandwidth against size"),
         *options,
     ]

@@ -90,35 +90,37 @@ def option(
 
 def wires(default: str | None = "float32", known: Sequence[str] = WIRES) -> click.Option:
     """Make the option of our wires."""
-    text = f"what values are rounded to between nodes, of {', '.join(known)}"
+    text = f"Formats of values between nodes, of {', '.join(known)}."
     return option("--wire wires", default, text if default else f"{text}  [default: the dtype]")
 
 
 def compare(peers: Sequence[str] = PEERS) -> click.Option:
     """Make the option of the peers."""
-    return option("--compare peers", "mpi", f"of {', '.join(peers)}, or '' for none")
+    return option("--compare peers", "mpi", f"Peers, of {', '.join(peers)}, or '' for none.")
 
 
 def transport() -> click.Option:
     """Make the option of our transports."""
-    return option("--transport transports", AUTO, f"what our messages travel over, of {', '.join(TRANSPORTS)}, or both")
+    return option("--transport transports", AUTO, f"Transports of our messages, of {', '.join(TRANSPORTS)}.")
 
 
 def timing(seconds: float, each: str, what: str = "steps") -> tuple[click.Option, ...]:
     """Make the options of the duration, and of showing processor times."""
     return (
-        option("--iterations", None, f"timed {what} of each contestant (default: what fits)", type=int, metavar="N"),
-        option("--seconds", seconds, f"to spend on each {each}, roughly", type=float),
-        click.Option(["--cpu", "with_cpu"], is_flag=True, help="show processor times in the table"),
+        option(
+            "--iterations", None, f"Timed {what} of each contestant (default: as many as fit).", type=int, metavar="N"
+        ),
+        option("--seconds", seconds, f"Time for each {each}, roughly.", type=float),
+        click.Option(["--cpu", "with_cpu"], is_flag=True, help="Show processor times in the table."),
     )
 
 
 def plot(what: str) -> click.Option:
     """Make the option of the picture."""
-    return click.Option(["--plot", "plot_path"], metavar="FILE.png", help=f"draw {what} (needs matplotlib)")
+    return click.Option(["--plot", "plot_path"], metavar="FILE.png", help=f"Picture of {what} (needs matplotlib).")
 
 
 def page(what: str) -> click.Option:
     """Make the option of the page."""
-    help = f"write one page of HTML with {what} (needs matplotlib and jinja2)"
+    help = f"Page of HTML with {what} (needs matplotlib and jinja2)."
     return click.Option(["--report", "page_path"], metavar="FILE.html", help=help)

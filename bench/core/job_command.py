@@ -21,10 +21,12 @@ Found = tuple[FittedTable, Mapping[str, object], int]  # a table, all figures, a
 Command = Callable[..., Found]
 
 _PLACE = (
-    click.option("-n", "--ranks", default=2, show_default=True, help="How many ranks to start."),
-    click.option("--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True),
-    click.option("--hosts", default=0, help="How many hosts to make by netlab (default: none)."),
-    click.option("--rate", default="1gbit", show_default=True, help="What each host of --hosts can send."),
+    click.option("-n", "--ranks", default=2, show_default=True, help="Number of ranks to start."),
+    click.option(
+        "--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True, help="Transport of messages."
+    ),
+    click.option("--hosts", default=0, help="Number of hosts to emulate by netlab (default: none)."),
+    click.option("--rate", default="1gbit", show_default=True, help="Rate at which each host of --hosts can send."),
 )
 
 

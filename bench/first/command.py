@@ -32,14 +32,20 @@ _ROUNDS = 3  # jobs of each library for JAX, since a JAX process has only one li
 
 
 @click.command()
-@click.option("-n", "--ranks", default=2, show_default=True, help="Ranks on this machine; 0 for none.")
-@click.option("--hosts", default=4, show_default=True, help="Hosts to make by netlab, one rank each; 0 for none.")
-@click.option("--rate", default="1gbit", show_default=True, help="What each host can send.")
-@click.option("--gradients", default="300K,1400K,5M,23M,100M", show_default=True, help="Bytes of each model's.")
+@click.option("-n", "--ranks", default=2, show_default=True, help="Number of ranks on this machine; 0 for none.")
+@click.option(
+    "--hosts", default=4, show_default=True, help="Number of hosts to emulate by netlab, one rank each; 0 for none."
+)
+@click.option("--rate", default="1gbit", show_default=True, help="Rate at which each host can send.")
+@click.option(
+    "--gradients", default="300K,1400K,5M,23M,100M", show_default=True, help="Bytes of the gradients of each model."
+)
 @click.option("--shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True, help="Layers of the models.")
 @click.option("--steps", default=20, show_default=True, help="Timed steps of each contestant.")
 @click.option(
-    "--jax/--no-jax", default=importlib.util.find_spec("jax") is not None, help="psum, too  [default: if installed]"
+    "--jax/--no-jax",
+    default=importlib.util.find_spec("jax") is not None,
+    help="Measure psum of JAX, too  [default: if installed]",
 )
 @json_option
 def first(

@@ -13,14 +13,20 @@ from .session import FusionSession
 _FUSION = Bench(
     name="fusion",
     options=(
-        option("--models", ",".join(MODELS), "whose gradients"),
+        option("--models", ",".join(MODELS), "Models whose gradients are averaged."),
         option(
             "--thresholds",
             DEFAULT_THRESHOLDS,
-            "of the pools, bytes; 0: one range a tensor, inf: one for all",
+            "Fusion thresholds of the pools, bytes; 0: one range for each tensor, inf: one range for all.",
             parse_thresholds,
         ),
-        option("--fusion-buffer buffer_bytes", DEFAULT_BUFFER, "of copy fusion, bytes", parse_buffer, metavar="SIZE"),
+        option(
+            "--fusion-buffer buffer_bytes",
+            DEFAULT_BUFFER,
+            "Bytes of the buffer of copy fusion.",
+            parse_buffer,
+            metavar="SIZE",
+        ),
         wires(),
         transport(),
         compare(),

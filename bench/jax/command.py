@@ -52,7 +52,7 @@ def jax() -> None:
 @jax.command()
 @in_jobs("jax")
 @click.option("--sizes", default="4,64K,1M,16M", show_default=True, callback=_sizes, help="Bytes of each rank.")
-@click.option("--compare", default="gloo", show_default=True, callback=_peers, help="gloo, or '' for none.")
+@click.option("--compare", default="gloo", show_default=True, callback=_peers, help="Peers: gloo, or '' for none.")
 @click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs of each library.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time for each size in each job, roughly.")
 def psum(place: JobPlace, sizes: list[int], compare: tuple[str, ...], rounds: int, seconds: float) -> Found:
@@ -90,7 +90,7 @@ def psum(place: JobPlace, sizes: list[int], compare: tuple[str, ...], rounds: in
 @in_jobs("jax")
 @click.option("--calls", default=10_000, type=click.IntRange(1), show_default=True, help="Calls of each collective.")
 @click.option("--size", default="1M", show_default=True, callback=_sizes, help="Bytes of each rank.")
-@click.option("--contestant", type=click.Choice([_OURS, "gloo"]), default=_OURS, show_default=True)
+@click.option("--contestant", type=click.Choice([_OURS, "gloo"]), default=_OURS, show_default=True, help="Library.")
 def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found:
     """Count wrong results of psum_scatter and all_gather in a loop."""
     told = {"measure": "loop", "contestant": contestant, "calls": calls, "bytes": size[0], "seed": _seed()}
@@ -103,7 +103,7 @@ def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found
 
 @jax.command()
 @in_jobs("jax", placed=False)
-@click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes.")
+@click.option("--sizes", default="4,64K", show_default=True, callback=_sizes, help="Bytes of an array.")
 @click.option(
     "--strategies",
     default="dense; csc(density=0.1)",
@@ -111,7 +111,7 @@ def loop(place: JobPlace, calls: int, size: list[int], contestant: str) -> Found
     callback=_strategies,
     help="Strategies for average(), separated by semicolons.",
 )
-@click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Jobs.")
+@click.option("--rounds", default=5, type=click.IntRange(1), show_default=True, help="Number of jobs.")
 @click.option("--seconds", default=3.0, show_default=True, help="Time for each size in each job, roughly.")
 def calls(sizes: list[int], strategies: list[str], rounds: int, seconds: float) -> Found:
     """Time compiled calls of average and allreduce at one rank, beside empty ones."""

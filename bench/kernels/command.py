@@ -26,10 +26,10 @@ def _plan(
 _KERNELS = Bench(
     name="kernels",
     options=(
-        option("--device", "cpu", f"of {', '.join(DEVICES)}", None, metavar="NAME"),
-        option("--sizes", None, f"bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]", None),
-        option("--kernels names", None, f"of {', '.join(_NAMES)}  [default: all but selection]"),
-        option("--seconds", 10.0, "to spend on each size, roughly", type=float),
+        option("--device", "cpu", f"Device, of {', '.join(DEVICES)}.", None, metavar="NAME"),
+        option("--sizes", None, f"Bytes of the gradients as float32; K, M, G allowed  [default: {_SIZES}]", None),
+        option("--kernels names", None, f"Kernels, of {', '.join(_NAMES)}  [default: all but selection]"),
+        option("--seconds", 10.0, "Time for each size, roughly.", type=float),
         plot("bandwidths as bars"),
     ),
     plan=_plan,

@@ -60,14 +60,16 @@ def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, 
 @click.command()
 @click.option("--steps", default=10, type=click.IntRange(1), show_default=True, help="Timed steps of a block.")
 @click.option("--blocks", default=5, type=click.IntRange(1), show_default=True, help="Blocks of each strategy.")
-@click.option("--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True)
+@click.option(
+    "--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True, help="Transport of messages."
+)
 @click.option(
     "--delay",
     "delays",
     multiple=True,
     metavar="TIME",
     callback=_delays,
-    help="Predict and measure 4 hosts whose links have this delay instead; may be repeated.",
+    help="Delay of the links of 4 hosts, to predict and measure in place of the usual cases; may be repeated.",
 )
 @click.option(
     "--predictions",
@@ -75,10 +77,10 @@ def _delays(context: click.Context, option: click.Parameter, delays: tuple[str, 
     show_default=True,
     metavar="FILE",
     callback=writable,
-    help="Written before measuring begins.",
+    help="File for the predictions, written before measuring begins.",
 )
 @json_option
-@click.option("--auto", is_flag=True, help="Compare auto with each that it chooses from instead.")
+@click.option("--auto", is_flag=True, help="Compare auto with each of its candidates instead.")
 def model(
     steps: int,
     blocks: int,

@@ -12,9 +12,18 @@ from .session import ServerSession
 _PS = Bench(
     name="ps",
     options=(
-        option("--sizes", DEFAULT_SIZES, "bytes of gradients; K, M and G allowed", parse_sizes),
-        option("--servers", None, "how many servers, in the ranks of workers  [default: as many]", parse_counts),
-        option("--memory memories", ",".join(MEMORIES), "array: of the worker; in-place: where servers read and write"),
+        option("--sizes", DEFAULT_SIZES, "Bytes of gradients; K, M and G allowed.", parse_sizes),
+        option(
+            "--servers",
+            None,
+            "Numbers of servers, in the ranks of workers  [default: as many as workers]",
+            parse_counts,
+        ),
+        option(
+            "--memory memories",
+            ",".join(MEMORIES),
+            "Memory of gradients: the worker's (array), the servers' (in-place).",
+        ),
         wires(known=SINGLE_WIRES),
         transport(),
         compare(PEERS),

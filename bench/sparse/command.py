@@ -21,11 +21,11 @@ def _plan(models: str, elements: str | None = None, **options: Any) -> SparsePla
 _SPARSE = Bench(
     name="sparse",
     options=(
-        option("--model models", "mlp", f"whose gradients, of {', '.join(MODELS)}", None),
-        option("--elements", None, "so many gradients in place of a model's; K and M allowed", None),
-        option("--density densities", DEFAULT_DENSITIES, "shares of the chunks to send", parse_densities),
-        option("--chunk chunk_sizes", DEFAULT_CHUNKS, "elements of a chunk; K, M allowed", parse_sizes),
-        option("--momentum", 0.9, "residuals are multiplied by it", type=float),
+        option("--model models", "mlp", f"Models whose gradients are exchanged, of {', '.join(MODELS)}.", None),
+        option("--elements", None, "Number of gradients, in place of a model's; K and M allowed.", None),
+        option("--density densities", DEFAULT_DENSITIES, "Shares of the chunks to send.", parse_densities),
+        option("--chunk chunk_sizes", DEFAULT_CHUNKS, "Elements of a chunk; K, M allowed.", parse_sizes),
+        option("--momentum", 0.9, "Factor of the residuals in each step.", type=float),
         wires(known=SINGLE_WIRES),
         transport(),
         compare(),

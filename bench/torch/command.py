@@ -38,8 +38,8 @@ def _figure(microseconds: float, sign: str = "") -> str:
 @click.command()
 @in_jobs("torch", results="elements")
 @click.option("--sizes", default="8K,64K,1M", show_default=True, help="Bytes of a whole tensor.")
-@click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="What to call.")
-@click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="In which forms.")
+@click.option("--calls", default=",".join(CALLS), show_default=True, callback=_chosen, help="Calls to time.")
+@click.option("--forms", default=",".join(FORMS), show_default=True, callback=_chosen, help="Forms of the calls.")
 @click.option("--rounds", default=20, type=click.IntRange(1), show_default=True, help="Turns of each contestant.")
 @click.option("--repeat", default=50, type=click.IntRange(1), show_default=True, help="Timed calls of a turn.")
 def torch(place: JobPlace, sizes: str, calls: list[str], forms: list[str], rounds: int, repeat: int) -> Found:

@@ -44,13 +44,13 @@ for _name, _summary in {
     "run": "Start a program as a job of several ranks.",
     "doctor": "Check this machine and installation.",
     "bench": "Measure ours and other libraries side by side in one run.",
-    "netlab": "Run a job across hosts that are made on this machine for it.",
+    "netlab": "Run a job on hosts that are emulated on this machine.",
     "simulate": "Predict the steps of strategies on hosts that need not be there.",
     "tune": "Measure the link of a job, and choose a strategy for it.",
     "timeline": "Join the timelines of a job's ranks, and read them.",
-    "replay": "Ask policies again what a recorded run asked one.",
+    "replay": "Replay a recorded run of a parameter server with other policies.",
     "completion": "Print the completion script of a shell.",
-    "config": "Print how to compile against the library, and its settings.",
+    "config": "Print flags for compiling against the library, and its settings.",
 }.items():
     commands.add_command(LazyCommand(_name, _summary, partial(_load, _name)))
 

@@ -39,28 +39,33 @@ _FILES = frozenset({"csv_path", "plot_path", "page_path"})
 _COMMON_WIDTH = 80
 
 _RANKS = (
-    click.Option(["-n", "--ranks"], type=int, metavar="N", help="ranks to start; not needed under mpirun"),
-    click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="where to start them (default: this machine)"),
+    click.Option(
+        ["-n", "--ranks"],
+        type=int,
+        metavar="N",
+        help="Number of ranks to start (default: one for each slot; under mpirun, its ranks).",
+    ),
+    click.Option(["--hosts"], metavar="A:SLOTS,B:SLOTS", help="Hosts to start ranks on (default: this machine)."),
 )
-_CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="write figures here, one line a result")
-_COLUMNS = click.Option(["--columns"], hidden=True, help="widths of the terminals behind stdout and stderr")
+_CSV = click.Option(["--csv", "csv_path"], metavar="FILE", help="File for figures, one line for each result.")
+_COLUMNS = click.Option(["--columns"], hidden=True, help="Widths of the terminals behind stdout and stderr.")
 
 # Summaries of the benches. Benches of collectives share a folder of gradientflow.bench; every other bench has its own.
 _BENCHES = {
     **{name: f"Measure {name}." for name in COLLECTIVES},
     "fusion": (
-        "Measure one allreduce a tensor, fusion by copying and the gradient pool on the gradients of whole models."
+        "Measure one allreduce for each tensor, fusion by copying, and the gradient pool, on gradients of whole models."
     ),
     "kernels": "Measure the compute kernels, on one core or on a CUDA device, beside plain copies of as many bytes.",
     "ps": "Measure pushing gradients to parameter servers and pulling weights, beside MPI and torch.distributed.rpc.",
     "sparse": "Measure coarse-grained sparse communication beside dense exchanges of the same gradients.",
     "train": "Train a perceptron, convolutional networks and a character LSTM on real data, beside DDP.",
-    "zipline": "Compare the searches for the next barrier of ElasticBSP: what they find, and how long they take.",
+    "zipline": "Compare the searches for the next barrier of ElasticBSP: results and times.",
 }
 
 # Benches with a command of their own, which starts the jobs that it needs.
 _OWN = {
-    "first": "Measure what users get who set nothing, beside DDP over Gloo.",
+    "first": "Measure training without settings, beside DDP over Gloo.",
     "jax": "Measure unchanged programs of JAX beside gloo, and calls in jit.",  # a process of JAX has one library
     "model": "Predict steps on emulated hosts, then measure them.",
     "torch": "Measure calls of PyTorch's process group beside Gloo and the communicator.",

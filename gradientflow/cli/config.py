@@ -28,7 +28,7 @@ _CMAKE = _LIBRARIES / "cmake" / "gradientflow"
 @click.option("--cxxflags", is_flag=True, help="Print compiler flags for the C++ headers.")
 @click.option("--libs", is_flag=True, help="Print linker flags.")
 @click.option("--cmakedir", is_flag=True, help="Print the folder for CMake's gradientflow_DIR.")
-@click.option("--jax", is_flag=True, help="Print what a rank's environment needs for JAX, for a shell.")
+@click.option("--jax", is_flag=True, help="Print the variables that JAX needs in a rank, for a shell.")
 @click.option("--settings", is_flag=True, help="Print every setting with its variable and default.")
 def config(cflags: bool, cxxflags: bool, libs: bool, cmakedir: bool, jax: bool, settings: bool) -> None:
     """Print the flags for a C or C++ program, quoted for a shell: mpicc x.c $(gradientflow config --cflags --libs)."""

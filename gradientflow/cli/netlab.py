@@ -31,22 +31,22 @@ from gradientflow.netlab import Netlab, NetlabError, end_leftovers, parse_link_d
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--hosts", type=int, metavar="N", help="How many hosts to make.")
+@click.option("--hosts", type=int, metavar="N", help="Number of hosts to emulate.")
 @click.option(
     "--rate",
     default="1gbit",
     show_default=True,
     metavar="RATE",
-    help="What each host can send: a rate as tc writes it, or none for no limit.",
+    help="Rate at which each host can send, as tc writes it, or none for no limit.",
 )
 @click.option(
     "--delay",
     default="0s",
     metavar="TIME",
-    help="How long what a host sends is under way: 5ms, for example; by default no time.",
+    help="Delay of each message between hosts, such as 5ms (default: none).",
 )
 @click.option(
-    "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="How many ranks each host gets."
+    "--ranks-per-host", type=int, default=1, show_default=True, metavar="K", help="Number of ranks on each host."
 )
 @min_ranks_option
 @restart_option
@@ -57,9 +57,9 @@ from gradientflow.netlab import Netlab, NetlabError, end_leftovers, parse_link_d
     "links_down",
     multiple=True,
     metavar="HOST@SECONDS",
-    help="Set the link of a host down (host1@2.5) so long after the start; may be repeated.",
+    help="Take the link of a host down at a time after the start (host1@2.5); may be repeated.",
 )
-@click.option("--clean", is_flag=True, help="Only end what netlabs that were killed have left.")
+@click.option("--clean", is_flag=True, help="End processes that killed netlabs have left, and do nothing else.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND...")
 def netlab(
     hosts: int | None,

@@ -24,14 +24,19 @@ _BINS = 24
 @click.command()
 @click.argument("file", metavar="TRACE.json")
 @click.option(
-    "--policy", "policies", multiple=True, metavar="WORDS", help="others to ask, separated by semicolons or repeated"
+    "--policy", "policies", multiple=True, metavar="WORDS", help="Other policies, separated by semicolons or repeated."
 )
-@click.option("--recorded", metavar="WORDS", help="the recorded policy, where the words in the trace do not lead to it")
-@click.option("--yes", is_flag=True, help="run the Python file that the trace names for its policy, without asking")
+@click.option("--recorded", metavar="WORDS", help="Recorded policy, where the words in the trace do not lead to it.")
+@click.option("--yes", is_flag=True, help="Run the Python file that the trace names for its policy, without asking.")
 @json_option
-@click.option("--plot", "picture", metavar="FILE.png", help="draw pushes and barriers of each; .png, .pdf or .svg")
-@click.option("--from", "begin", type=float, default=0.0, metavar="S", help="where the picture begins")
-@click.option("--to", "end", type=float, metavar="S", help="where it ends")
+@click.option(
+    "--plot",
+    "picture",
+    metavar="FILE.png",
+    help="Picture of the pushes and barriers of each policy: .png, .pdf or .svg.",
+)
+@click.option("--from", "begin", type=float, default=0.0, metavar="S", help="Begin of the picture.")
+@click.option("--to", "end", type=float, metavar="S", help="End of the picture.")
 def replay(
     file: str,
     policies: Sequence[str],

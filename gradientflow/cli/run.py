@@ -55,31 +55,31 @@ _LONGEST_GRACE = 1_000_000
     metavar="N",
     help="Number of ranks to start (default: the slots of the hosts).",
 )
-@click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Where to start them (default: this machine).")
-@click.option("--hostfile", metavar="FILE", help="A file that says where: a line is NAME, NAME:SLOTS or NAME slots=N.")
+@click.option("--hosts", metavar="A:SLOTS,B:SLOTS", help="Hosts to start ranks on (default: this machine).")
+@click.option("--hostfile", metavar="FILE", help="File of the hosts: a line is NAME, NAME:SLOTS or NAME slots=N.")
 @click.option(
     "--servers",
     type=int,
     default=0,
     metavar="S",
-    help="How many ranks to start beside them that serve parameters only.",
+    help="Number of further processes, which serve parameters only.",
 )
 @min_ranks_option
 @restart_option
 @click.option(
     "--preload",
     metavar="MODULES",
-    help="Import modules, separated by commas, once on each host, and fork the ranks from there; over TCP.",
+    help="Modules, separated by commas, to import once on each host; ranks are forked from that process. Over TCP.",
 )
 @transport_option("without MPI, through ssh on other hosts")
-@click.option("--jax", is_flag=True, help="Have JAX's collectives on CPUs done by GradientFlow.")
+@click.option("--jax", is_flag=True, help="Let GradientFlow perform JAX's collectives on CPUs.")
 @click.option(
     "--bind",
     type=click.Choice(BINDINGS),
     default="auto",
     envvar=BIND,
-    help="Which cores a rank gets: its share of its host's cores if there is one for each rank, else all (auto, the "
-    "default); all (none); one of its share (core); those of a NUMA node (numa).",
+    help="Cores of a rank: its share of its host's cores if there is one for each rank, else all (auto, the default); "
+    "all (none); one core of its share (core); the cores of a NUMA node (numa).",
 )
 @click.option(
     "--grace",
@@ -87,12 +87,12 @@ _LONGEST_GRACE = 1_000_000
     default=GRACE_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long ranks have for ending after a signal such as SIGTERM or Ctrl-C; a second one ends them at once.",
+    help="Seconds that ranks have to end after a signal such as SIGTERM or Ctrl-C; a second signal ends them at once.",
 )
 @click.option(
     "--label/--no-label",
     default=None,
-    help="Begin each line that a rank writes with its rank; the default on a terminal with several ranks.",
+    help="Prefix each line of output with the rank that wrote it; the default on a terminal with several ranks.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -30,7 +30,7 @@ def timeline() -> None:
 
 @timeline.command()
 @_FILES
-@click.option("-o", "--output", required=True, metavar="FILE", help="where to write the merged timeline")
+@click.option("-o", "--output", required=True, metavar="FILE", help="File for the merged timeline.")
 def merge(files: tuple[str, ...], output: str) -> None:
     """Join the files of all ranks on one clock, for ui.perfetto.dev or chrome://tracing."""
     if any(Path(output).resolve() == Path(file).resolve() for file in files):
@@ -41,7 +41,7 @@ def merge(files: tuple[str, ...], output: str) -> None:
 @timeline.command()
 @_FILES
 def summary(files: tuple[str, ...]) -> None:
-    """Print, for each rank, how long gradients were on their way, and how much of that the program waited for."""
+    """Print, for each rank, the time of gradients under way, and the part of it that the program waited for."""
     table = plain_table(("rank", "host"), _HEADINGS)
     for of_rank in read_timelines(files):
         found = summarize(of_rank)
@@ -51,9 +51,11 @@ def summary(files: tuple[str, ...]) -> None:
 
 @timeline.command()
 @_FILES
-@click.option("-o", "--output", required=True, metavar="FILE.png", help="the picture; .png, .pdf or .svg")
-@click.option("--from", "begin", type=float, default=0.0, metavar="MS", help="where to begin, after the first event")
-@click.option("--to", "end", type=float, metavar="MS", help="where to end")
+@click.option("-o", "--output", required=True, metavar="FILE.png", help="File for the picture: .png, .pdf or .svg.")
+@click.option(
+    "--from", "begin", type=float, default=0.0, metavar="MS", help="Begin of the picture, after the first event."
+)
+@click.option("--to", "end", type=float, metavar="MS", help="End of the picture.")
 def plot(files: tuple[str, ...], output: str, begin: float, end: float | None) -> None:
     """Draw a stretch of time: the program's work, and the communication under way meanwhile."""
     require_matplotlib()

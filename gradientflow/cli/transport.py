@@ -20,7 +20,7 @@ def transport_option(how: str) -> Callable[[Callable[..., int]], Callable[..., i
         type=click.Choice(TRANSPORTS),
         default=lambda: str(settings_file().settings.get("transport", "auto")),
         envvar="GRADIENTFLOW_TRANSPORT",
-        help=f"mpi: start an MPI job; tcp: start the processes {how}; auto (default): mpi, or tcp without MPI here.",
+        help=f"Start of the ranks: an MPI job (mpi), processes {how} (tcp), mpi or else tcp (auto, the default).",
     )
 
 
@@ -31,7 +31,7 @@ min_ranks_option = click.option(
     "--min-ranks",
     type=int,
     metavar="M",
-    help="When ranks fail, go on while at least M are left; over TCP (default: all).",
+    help="Number of ranks without which the job ends: after failures, M or more continue; over TCP (default: all).",
 )
 
 restart_option = click.option(
@@ -42,8 +42,8 @@ restart_option = click.option(
     flag_value=_RESTARTS,
     default=0,
     metavar="[TIMES]",
-    help=f"With --min-ranks: start a process that has failed again, up to TIMES times ({_RESTARTS}); it comes back by "
-    "gradientflow.join(). Where all have failed, they begin anew.",
+    help=f"Restart a failed process, up to TIMES times ({_RESTARTS}), with --min-ranks; it joins the job by "
+    "gradientflow.join(). If all have failed, the job begins again.",
 )
 
 

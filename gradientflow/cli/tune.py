@@ -83,7 +83,7 @@ def tune(
 
     The measured steps are real exchanges of gradients of the model's shapes; its computation is a timed wait.
     Programs in the folder of gradientflow.toml that name no strategy then use the best whose result is exact. The last
-    line names the strategy to take in place of the one there, which is dense if the file has none.
+    line names the strategy to take in place of the file's, or of dense.
     """
     if not os.access(Path(output).parent, os.W_OK) or Path(output).is_dir():
         raise ArgumentError(f"{output} cannot be written")

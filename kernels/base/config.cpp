@@ -161,11 +161,11 @@ std::size_t parse_inline(const std::string& text) {
 
 const std::vector<Accessor>& accessors() {
   static const std::vector<Accessor> table = {
-      {{"timeout", "GRADIENTFLOW_TIMEOUT", "seconds", "How long a rank waits for the others at one point of a call."},
+      {{"timeout", "GRADIENTFLOW_TIMEOUT", "seconds", "Time that a rank waits for other ranks at one point of a call."},
        [](const Config& c) { return format_number(c.timeout); },
        [](Config& c, const std::string& t) { c.timeout = parse_positive(t); }},
       {{"node_size", "GRADIENTFLOW_NODE_SIZE", "ranks",
-        "Every so many ranks of a host count as one node; 0 takes the hosts as they are.", true},
+        "Number of ranks of a host that count as one node; 0 for all ranks of a host.", true},
        [](const Config& c) { return std::to_string(c.node_size); },
        [](Config& c, const std::string& t) { c.node_size = parse_count(t); }},
       {{"simd", "GRADIENTFLOW_SIMD", "choice",
@@ -174,13 +174,11 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return c.simd; },
        [](Config& c, const std::string& t) { c.simd = parse_simd(t); }},
       {{"direct_read", "GRADIENTFLOW_DIRECT_READ", "choice",
-        "Whether large ordinary arrays are read directly from the other process where the system allows it: on or "
-        "off.",
-        true},
+        "Direct reads of large ordinary arrays from other processes, where the system allows them: on or off.", true},
        [](const Config& c) -> std::string { return c.direct_read ? "on" : "off"; },
        [](Config& c, const std::string& t) { c.direct_read = parse_switch(t); }},
       {{"inline_bytes", "GRADIENTFLOW_INLINE_BYTES", "bytes",
-        "Tensors up to this size travel inside the announcement of the call.", true},
+        "Largest tensor that travels inside the announcement of a call.", true},
        [](const Config& c) { return std::to_string(c.inline_bytes); },
        [](Config& c, const std::string& t) { c.inline_bytes = parse_inline(t); }},
       {{"staging_bytes", "GRADIENTFLOW_STAGING_BYTES", "bytes",
@@ -188,108 +186,105 @@ const std::vector<Accessor>& accessors() {
        [](const Config& c) { return std::to_string(c.staging_bytes); },
        [](Config& c, const std::string& t) { c.staging_bytes = parse_slot(t); }},
       {{"direct_read_bytes", "GRADIENTFLOW_DIRECT_READ_BYTES", "bytes",
-        "Ordinary arrays of this size and above are read directly instead of staged, except in allreduce and reduce.",
-        true},
+        "Smallest ordinary array that is read directly instead of staged, except in allreduce and reduce.", true},
        [](const Config& c) { return std::to_string(c.direct_read_bytes); },
        [](Config& c, const std::string& t) { c.direct_read_bytes = parse_bytes(t); }},
-      {{"streaming_bytes", "GRADIENTFLOW_STREAMING_BYTES", "bytes",
-        "Tensors of this size and above are written past the caches.", true},
+      {{"streaming_bytes", "GRADIENTFLOW_STREAMING_BYTES", "bytes", "Smallest tensor that is written past the caches.",
+        true},
        [](const Config& c) { return std::to_string(c.streaming_bytes); },
        [](Config& c, const std::string& t) { c.streaming_bytes = parse_bytes(t); }},
       {{"segment_bytes", "GRADIENTFLOW_SEGMENT_BYTES", "bytes",
-        "A message between nodes carries so much of a tensor at most.", true},
+        "Largest part of a tensor in one message between nodes.", true},
        [](const Config& c) { return std::to_string(c.segment_bytes); },
        [](Config& c, const std::string& t) { c.segment_bytes = parse_segment(t); }},
       {{"window", "GRADIENTFLOW_WINDOW", "count",
-        "How many messages of a collective call a rank has under way at once; 0: 16 over MPI, 8 over TCP.", true},
+        "Number of messages of a collective call that a rank has under way at once; 0: 16 over MPI, 8 over TCP.", true},
        [](const Config& c) { return std::to_string(c.window); },
        [](Config& c, const std::string& t) { c.window = parse_window(t); }},
       {{"stretch_bytes", "GRADIENTFLOW_STRETCH_BYTES", "bytes",
-        "Between nodes of several ranks, ordinary arrays pass through node memory in stretches of this size; every "
-        "rank "
-        "has three, from the first such call on.",
+        "Size of the stretches of node memory through which ordinary arrays pass between nodes of several ranks; "
+        "every rank has three, from the first such call on.",
         true},
        [](const Config& c) { return std::to_string(c.stretch_bytes); },
        [](Config& c, const std::string& t) { c.stretch_bytes = parse_slot(t); }},
       {{"doubling_bytes", "GRADIENTFLOW_DOUBLING_BYTES", "bytes",
-        "Between three or more nodes, tensors below this size are reduced by recursive doubling.", true},
+        "Size below which tensors are reduced by recursive doubling between three or more nodes.", true},
        [](const Config& c) { return std::to_string(c.doubling_bytes); },
        [](Config& c, const std::string& t) { c.doubling_bytes = parse_border(t); }},
       {{"ring_bytes", "GRADIENTFLOW_RING_BYTES", "bytes",
-        "Between three or more nodes, tensors of this size and above go around a ring; those between doubling_bytes "
-        "and "
+        "Size from which tensors go around a ring between three or more nodes; tensors between doubling_bytes and "
         "ring_bytes are exchanged pairwise.",
         true},
        [](const Config& c) { return std::to_string(c.ring_bytes); },
        [](Config& c, const std::string& t) { c.ring_bytes = parse_border(t); }},
       {{"progress", "GRADIENTFLOW_PROGRESS", "choice",
-        "Who averages a gradient pool and runs asynchronous calls inside a node: thread, a thread of each rank's own; "
-        "caller, the threads that call; auto, a thread where the node has two cores for each rank.",
+        "Thread that averages a gradient pool and runs asynchronous calls inside a node: thread, a thread of each "
+        "rank's own; caller, the threads that call; auto, a thread where the node has two cores for each rank.",
         true},
        [](const Config& c) { return c.progress; },
        [](Config& c, const std::string& t) { c.progress = parse_progress(t); }},
       {{"debug", "GRADIENTFLOW_DEBUG", "choice",
-        "Whether rank 0 says on standard error which way each call goes, and why: on or off."},
+        "Lines of rank 0 on standard error with the path of each call, and the reason for it: on or off."},
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },
        [](Config& c, const std::string& t) { c.debug = parse_switch(t); }},
       {{"timeline", "GRADIENTFLOW_TIMELINE", "file",
-        "Where to write what happens when: trace.json becomes trace.rank0.json, trace.rank1.json and so on; off writes "
-        "nothing.",
+        "Timeline file in Chrome's format: trace.json becomes trace.rank0.json, trace.rank1.json and so on; off "
+        "for none.",
         true},
        [](const Config& c) -> std::string { return c.timeline.empty() ? "off" : c.timeline; },
        [](Config& c, const std::string& t) { c.timeline = parse_file(t); }},
       {{"host_piece_bytes", "GRADIENTFLOW_HOST_PIECE_BYTES", "bytes",
-        "Tensors of CUDA devices that pass through the host do so in pieces of this size, one on its way down, one "
-        "being reduced, one on its way up.",
+        "Size of the pieces in which tensors of CUDA devices pass through the host: one on its way down, one being "
+        "reduced, one on its way up.",
         true},
        [](const Config& c) { return std::to_string(c.host_piece_bytes); },
        [](Config& c, const std::string& t) { c.host_piece_bytes = parse_slot(t); }},
       {{"device_slot_bytes", "GRADIENTFLOW_DEVICE_SLOT_BYTES", "bytes",
-        "Memory that every rank takes from its CUDA device, for the ranks of the node to exchange ordinary arrays in.",
-        true},
+        "Memory of its CUDA device that every rank reserves for exchanges of ordinary arrays inside the node.", true},
        [](const Config& c) { return std::to_string(c.device_slot_bytes); },
        [](Config& c, const std::string& t) { c.device_slot_bytes = parse_slot(t); }},
       {{"peer_bytes", "GRADIENTFLOW_PEER_BYTES", "bytes",
-        "Inside a node, ranks exchange tensors of CUDA devices up to this size in each other's memory even if there is "
+        "Largest tensor of CUDA devices that ranks of a node exchange in each other's memory even if there is "
         "NCCL.",
         true},
        [](const Config& c) { return std::to_string(c.peer_bytes); },
        [](Config& c, const std::string& t) { c.peer_bytes = parse_border(t); }},
       {{"nccl_library", "GRADIENTFLOW_NCCL_LIBRARY", "library",
-        "The NCCL library to load: auto takes the one of the package nvidia-nccl-cu13 or nvidia-nccl-cu12, or the "
-        "system's; off does without NCCL."},
+        "NCCL library to load: auto for the library of the package nvidia-nccl-cu13 or nvidia-nccl-cu12, or else "
+        "the system's; off for none."},
        [](const Config& c) { return c.nccl_library; },
        [](Config& c, const std::string& t) { c.nccl_library = parse_library(t); }},
       {{"cuda_library", "GRADIENTFLOW_CUDA_LIBRARY", "library",
-        "The library with the kernels for CUDA, in place of the installed one (auto). Read once, from the "
+        "Library with the kernels for CUDA, in place of the installed library (auto). Read once, from the "
         "environment."},
        [](const Config& c) { return c.cuda_library; },
        [](Config& c, const std::string& t) { c.cuda_library = parse_library(t); }},
       {{"transport", "GRADIENTFLOW_TRANSPORT", "choice",
-        "What moves messages between processes: mpi, the MPI library; tcp, connections of GradientFlow's own; auto, "
-        "tcp, and in jobs of MPI mpi inside one host and where all hosts have an RDMA device."},
+        "Transport of messages between processes: mpi, the MPI library; tcp, connections of GradientFlow's own; "
+        "auto, tcp, and in jobs of MPI mpi inside one host and where all hosts have an RDMA device."},
        [](const Config& c) { return c.transport; },
        [](Config& c, const std::string& t) { c.transport = parse_transport(t); }},
       {{"interface", "GRADIENTFLOW_INTERFACE", "name",
-        "The network interface (eth1), or the network (10.0.0.0/24, fd00::/64), through which other hosts reach this "
-        "one over TCP; of several, with commas, the first that is there; after ^ those to leave out; auto takes the "
-        "one that leads to the place where the ranks meet."},
+        "Network interface (eth1) or network (10.0.0.0/24, fd00::/64) through which other hosts reach this host "
+        "over TCP; of several, separated by commas, the first that exists; after ^, interfaces and networks to "
+        "leave out; auto for the interface that leads to the place where the ranks meet."},
        [](const Config& c) { return c.interface; },
        [](Config& c, const std::string& t) { c.interface = parse_interface(t); }},
       {{"host_timeout", "GRADIENTFLOW_HOST_TIMEOUT", "seconds",
-        "Over TCP, a host that has acknowledged nothing for so long is gone."},
+        "Time without an acknowledgment over TCP after which a host counts as gone."},
        [](const Config& c) { return format_number(c.host_timeout); },
        [](Config& c, const std::string& t) { c.host_timeout = parse_positive(t); }},
       {{"congestion", "GRADIENTFLOW_CONGESTION", "name",
-        "The congestion control of TCP connections, one that the system allows (reno, cubic, bbr); auto leaves it to "
-        "the system."},
+        "Congestion control of TCP connections that the system allows (reno, cubic, bbr); auto leaves it to the "
+        "system."},
        [](const Config& c) { return c.congestion; },
        [](Config& c, const std::string& t) { c.congestion = parse_congestion(t); }},
       {{"spin", "GRADIENTFLOW_SPIN", "count",
-        "How often a waiting rank polls before it yields its core; not at all with more ranks than cores."},
+        "Number of polls of a waiting rank before it yields its core; none with more ranks than cores."},
        [](const Config& c) { return std::to_string(c.spin); },
        [](Config& c, const std::string& t) { c.spin = parse_count(t); }},
-      {{"yields", "GRADIENTFLOW_YIELDS", "count", "How often a waiting rank yields its core before it sleeps."},
+      {{"yields", "GRADIENTFLOW_YIELDS", "count",
+        "Number of times that a waiting rank yields its core before it sleeps."},
        [](const Config& c) { return std::to_string(c.yields); },
        [](Config& c, const std::string& t) { c.yields = parse_count(t); }},
   };

@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -1192,6 +1192,26 @@ def test_a_shell_completes_commands(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     assert ended.stdout == "allreduce\n", ended.stderr
+
+
+def commands_below(command: click.Command, *names: str) -> Iterator[tuple[str, click.Command]]:
+    context = command.make_context("", [], resilient_parsing=True)  # a lazy command gives way to the whole one
+    yield " ".join(names), context.command
+    for name, each in getattr(context.command, "commands", {}).items():
+        if not each.hidden and name not in ("simulate", "tune"):
+            yield from commands_below(each, *names, name)
+
+
+def test_help_names_the_thing_first() -> None:
+    wrong = [
+        f"{name} {option.opts[0]}: {text}"
+        for name, command in commands_below(cli.commands)
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+        for text in [option.help or ""]
+        if not text[:1].isupper() or re.match(r"(How|What|Where|Which|Who|Whether|Of)\b", text)
+    ]
+    assert not wrong
 
 
 def test_a_list_of_commands_imports_none_of_them() -> None:

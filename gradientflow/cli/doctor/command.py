@@ -40,7 +40,7 @@ _AFTER: tuple[_Section, ...] = (
 
 @click.command()
 @json_option
-@click.option("--meet", metavar="HOST:PORT", help="Only check whether ranks started here can meet there.")
+@click.option("--meet", metavar="HOST:PORT", help="Meeting point: check only that ranks started here can meet there.")
 def doctor(meet: str | None, json_output: JsonOutput | None) -> int:
     """Check this machine and installation; exits with 1 if something must be fixed."""
     sections = _sections() if meet is None else (("meeting point", partial(meeting_point, meet)),)
