@@ -216,7 +216,7 @@ class Output:
         return self._end not in ready or bool(os.read(self._end, 1 << 16))
 
     def _pass_on_held(self, *, is_end: bool = False) -> None:
-        """Forward what is held if its time is over or no rank can write more; then the launcher's own sentences."""
+        """Forward held output if its time is over or no rank can write more; then the launcher's own sentences."""
         open_streams = self._streams.values()
         is_end |= all(each.rank is None for each in open_streams)
         while held := [each for each in self._compared if each.held]:  # a rank started again may have two streams
@@ -231,7 +231,7 @@ class Output:
             self._pass_on_said()
 
     def _forward_held(self, streams: dict[int, Stream]) -> None:
-        """Forward what ranks have written from a traceback on: what is equal once, with the ranks."""
+        """Forward the output of ranks from a traceback on: equal lines once, with the ranks."""
         texts = {rank: stream.take_held() for rank, stream in streams.items()}
         for ranks, text in tracebacks.merged(texts):
             first = streams[ranks[0]]
