@@ -13,6 +13,7 @@ from gradientflow.arguments import checked_list, checked_mapping, checked_nonneg
 from gradientflow.communicator import Communicator
 from gradientflow.device import DeviceArray
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.memory import aligned_offsets
 from gradientflow.pools.base import BasePool, stream_number
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.pools.sparse import SparseGradientPool
@@ -211,9 +212,11 @@ class _Optimizer:
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the state is from another model or kind of optimizer. Nothing has changed then.
+            If the state is from another model or kind of optimizer; or from a strategy that has the learning rate
+            inside of momentum, if that is 0 now. Nothing has changed then.
         """
         self._check_state_dict(state)
+        moved = state["rate_inside"] != self._rate_inside
         for index, master in enumerate(state["master"]):
             for name in self._arrays:
                 _overwrite(self._array(name, index), state[name][index])
@@ -222,6 +225,8 @@ class _Optimizer:
                 native, place = self._places[index]
                 native.round_master(place)
         self.steps = int(state["steps"])
+        if moved:
+            self.set_velocities(dict(enumerate(state["momentum"])), has_rate=not self._rate_inside)
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
             self._source.set_scale()
@@ -256,6 +261,44 @@ class _Optimizer:
             parameter = np.asarray(self.parameters[index]).reshape(-1)
             np.copyto(master, parameter, where=master.astype(parameter.dtype) != parameter)
 
+    def velocities(self) -> dict[int, TensorLike]:
+        """Return copies of the momentum of SGD without the learning rate, or of LARS, by the index of the tensor."""
+        if "momentum" not in self._arrays or "mean_square" in self._arrays:
+            return {}
+        rate = self._rate_in_momentum
+        return {
+            index: self._array("momentum", index) / np.float32(rate or 1.0) for index in range(len(self.parameters))
+        }
+
+    def set_velocities(self, velocities: Mapping[int, TensorLike], has_rate: bool) -> None:
+        """Set the momentum; `has_rate`: the learning rate of SGD is inside of `velocities`."""
+        if "mean_square" in self._arrays:
+            return
+        factor = self._rate_in_momentum / (self.rate_at(self.steps) if has_rate else 1.0)
+        for index, velocity in velocities.items():
+            _overwrite(self._array("momentum", index), np.float32(factor) * np.asarray(velocity).reshape(-1))
+
+    def step_with(self, gradients: Mapping[int, TensorLike], has_momentum: bool) -> None:
+        """Make a step with these gradients, by the index of the tensor; all other tensors stay as they are."""
+        setting = self._setting()
+        setting = setting if has_momentum else setting._replace(momentum=0.0)
+        for native, (_, indices) in zip(self._natives, self._source.groups, strict=True):
+            *offsets, nbytes = aligned_offsets([4 * np.size(self.parameters[index]) for index in indices])
+            memory = np.zeros(nbytes // 4, np.float32)
+            moved = [index for index in indices if index in gradients]
+            for index, offset in zip(indices, offsets, strict=True):
+                if index in gradients:
+                    memory[offset // 4 : offset // 4 + np.size(gradients[index])] = gradients[index]
+            of_moved = {index: self._of(index, setting) for index in moved}
+            update = core.Update(memory.view(np.uint8), "float32", offsets)
+            native.step(update, [of_moved.get(index) for index in indices], 1.0)
+            self._note_updates(moved)
+
+    @property
+    def _rate_in_momentum(self) -> float:
+        """The learning rate if the momentum of SGD has it inside; otherwise, and for LARS, 1."""
+        return self.rate_at(self.steps) if self._rate_inside and not self._trust else 1.0
+
     def broadcast_state(self, comm: Communicator, root: int) -> None:
         """Broadcast the root's momentum or Adam's moments, master weights and step count. Collective."""
         for index in range(len(self.parameters)):
@@ -276,8 +319,14 @@ class _Optimizer:
             message = f"this is not the state of {type(self).__name__} of gradientflow.optimizers, which has {has}"
             raise ArgumentError(message)
         if state["rate_inside"] != self._rate_inside:
-            message = "the state is that of an optimizer whose momentum has the learning rate on the other side"
-            raise ArgumentError(message)
+            if self._trust:
+                message = "the state is that of SGD with the learning rate outside of momentum, and this is LARS"
+                raise ArgumentError(message)
+            if state["rate_inside"] and self.rate_at(int(state["steps"])) == 0:
+                raise ArgumentError(
+                    "the momentum in the state has the learning rate inside, and that is 0 here: load it at a learning "
+                    "rate above 0"
+                )
         for what in (*self._arrays, "master"):
             sizes = [np.size(each) for each in state[what]]
             if sizes != [self._array(what, index).size for index in range(len(self.parameters))]:

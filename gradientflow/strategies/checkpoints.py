@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradientflow.annotations import StateDict
+from gradientflow.annotations import StateDict, TensorLike
 
 
 class Checkpointed:
@@ -38,6 +38,23 @@ class Checkpointed:
 
     def load_state_dict(self, state: Mapping[str, object] | None) -> None:
         """Load a state; without a state, reset. Between iterations; collective."""
+
+    @property
+    def takes_residuals(self) -> bool:
+        """True if residuals of gradients from another strategy can be kept here."""
+        return False
+
+    def take_residuals(self, residuals: Mapping[str, TensorLike]) -> None:
+        """Keep residuals of gradients, flat arrays by name, from now on. Between iterations; after a reset.
+
+        They are this rank's, and their mean over the ranks enters later updates. Tensors without residuals have zeros.
+        """
+
+    def take_momentum(self, momentum: Mapping[str, TensorLike]) -> None:
+        """Take the optimizer's momentum, flat arrays by name, if steps are made here. After a reset; collective.
+
+        The learning rate is not inside the momentum, except with LARS.
+        """
 
     def summary(self, state: Mapping[str, object]) -> dict[str, str]:
         """Return, as text, the values that have to be the same in the states that the ranks load."""

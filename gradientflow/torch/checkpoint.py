@@ -5,21 +5,28 @@ from __future__ import annotations
 import itertools
 from collections import ChainMap, UserDict
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 
-from gradientflow.annotations import State, StateDict
+from gradientflow.agreement import failing_together
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import numpy_dtype
+from gradientflow.strategies import Strategy
+from gradientflow.strategies.exchange.pending import Pending
 from gradientflow.training import consolidated, of_any_rank
-from gradientflow.training.state import TrainingState
+from gradientflow.training.moving import Settled, check_choice, settle
+from gradientflow.training.state import TrainingState, check_origin, is_of_another, strategy_of
 
 from .bound_model import BoundModel
-from .fused_step import FusedStep
+from .fused_step import FusedStep, settings_of_group
+from .gradients import layout_of
+from .moving import Moved, move, with_momentum
 from .named_state import named, states_of
 from .plain_tensors import from_plain, to_plain
 
@@ -39,8 +46,8 @@ class Checkpoint:
         self._fused_step = fused_step
         strategy = bound.loop.strategy
         rate = "inside" if strategy.step == "core_rate_in_momentum" else "outside"
-        kind = f"{strategy.name} with {type(optimizer).__name__}, the learning rate {rate} of momentum"
-        self._training = TrainingState(bound.loop, kind)
+        remark = f"the learning rate {rate} of momentum"
+        self._training = TrainingState(bound.loop, type(optimizer).__name__, remark)
 
     def own(self, by_name: bool) -> StateDict:
         """Return this rank's state dict. Does not communicate.
@@ -67,27 +74,70 @@ class Checkpoint:
             state, of_core = _consolidated(self._loop.comm, state, of_core)
         return self._with(state, with_tensors(own) | of_core)
 
-    def load(self, state_dict: dict[str, object]) -> None:
-        """Load a state dict. Collective if the strategy has a state."""
+    def load(self, state_dict: dict[str, object], pending: str | None = None) -> None:
+        """Load a state dict. Collective if the strategy has a state, or the state is of one that keeps gradients."""
         problem: ArgumentError | None = None
         try:
-            state_dict = self._without_names(state_dict)
+            state_dict = _without_names(self._loop.comm, self._optimizer, self._names, state_dict)
         except ArgumentError as error:
             problem = error  # raised after the remaining ranks have heard of it
         own = _own(state_dict)
 
+        momentum: Mapping[str, TensorLike] = {}
+
         def check() -> None:
+            nonlocal state_dict, momentum
             if problem is not None:
                 raise problem
             self._check(state_dict, own)
             self._bound.check_weights()
+            if moves:
+                _check_groups(self._optimizer, state_dict)
+                return
+            parameters, strategy = self._bound.gradients.by_name, self._loop.strategy
+            if own is None and (strategy.gradients == "consumed" or not strategy.profile().takes_momentum):
+                _check_groups(self._optimizer, state_dict)
+                moved = move(self._optimizer, parameters, strategy, state_dict, {}, Pending(), Settled(), True)
+                state_dict, momentum = moved.state, moved.momentum
+            elif own is not None and (self._fused_step is None or self._fused_step.momentum_in_state):
+                state_dict = with_momentum(self._optimizer, parameters, state_dict, own, Pending())
 
-        if self._strategy_has_state:
-            self._training.load(own, check)
+        moves = own is not None and problem is None and self._training.moves(own)
+        settled = Settled() if moves else None
+        if self._strategy_has_state or (moves and own is not None and Pending.may_be_in(own["synchronizer"])):
+            settled = self._training.load(own, check, pending)
+            if settled is None:
+                self._loop.synchronizer.take_momentum(momentum)
             self._bound.weights_are_written()
         else:
+            check_choice(pending)
             check()
-        self._load(state_dict, own)
+        if settled is None or own is None:
+            self._load(state_dict, own)
+        else:
+            self._move(state_dict, own, settled)
+
+    def _move(self, state_dict: StateDict, own: StateDict, settled: Settled) -> None:
+        """Load the checked state of another strategy's training. Collective if it is, or this strategy has a state."""
+        found, loop = self._training.pending_in(own), self._loop
+        is_collective = self._strategy_has_state or not found.is_empty
+        parameters, fused = self._bound.gradients.by_name, self._fused_step
+        with failing_together(loop.comm) if is_collective else nullcontext():
+            moved = _moved(
+                loop.comm, self._optimizer, parameters, loop.strategy, state_dict, own, settled, found, fused
+            )
+            groups = zip(moved.state["param_groups"], self._optimizer.param_groups, strict=True)
+            group_of = {id(parameter): group for group, mine in groups for parameter in mine["params"]}
+            each = [settings_of_group(group_of[id(parameter)]) for parameter in self._bound.gradients.parameters]
+            loop.synchronizer.check_settings(each.__getitem__)
+        moved.write(parameters)
+        if fused is not None and fused.shared_model is not None:
+            fused.shared_model.accept()
+        if is_collective:
+            self._training.begin(settled)
+            loop.synchronizer.take_momentum(moved.momentum)
+            self._bound.weights_are_written()
+        self._load(moved.state, moved.own)
 
     def check_common(self, state_dict: dict[str, object]) -> None:
         """Raise unless `load_common` can load a state dict. Changes nothing."""
@@ -116,12 +166,6 @@ class Checkpoint:
         return {**state, _KEY: own}
 
     # ---- by name -------------------------------------------------------------------------------------------------
-
-    def _names_by(self, numbers: Iterable[object]) -> dict[Any, str]:
-        """Return the names of the trained parameters, by the keys that a state dict uses for parameters."""
-        parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
-        pairs = zip(numbers, parameters, strict=False)
-        return {number: self._names[id(parameter)] for number, parameter in pairs if id(parameter) in self._names}
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -173,7 +217,7 @@ class Checkpoint:
         state differs: the states of parameters then come from one rank, and the named tensors hold the state of each
         rank.
         """
-        names = self._names_by(itertools.count())
+        names = _names_by(itertools.count(), self._optimizer, self._names)
         mine = {"synchronizer"} if own["synchronizer"] else set()
         if self._loop.writes_weights:
             mine |= {*_NO_STATE, "loss_scale", "optimizer"}
@@ -188,39 +232,6 @@ class Checkpoint:
         whole = {**{number: {} for number in names}, **of_each}
         holder = next(number for number, name in names.items() if name == self._holder)
         return {**whole, holder: {**whole[holder], _KEY: entries}}
-
-    def _without_names(self, state_dict: StateDict) -> StateDict:
-        """Return a state dict with a top-level entry made from its named tensors.
-
-        Collective if the strategy has a state, and another number of ranks has saved it.
-        """
-        entries = next((of_one[_KEY] for of_one in state_dict["state"].values() if of_one.get(_KEY)), None)
-        alone = without_names(state_dict)
-        if entries is None or _KEY in state_dict:
-            return alone
-        [common], _ = states_of(entries[_COMMON])
-        own = {"synchronizer": None, **common}
-        if _OWN in entries and self._strategy_has_state:
-            own |= self._own_of(entries[_OWN])
-        optimizer = own.pop("optimizer", None)
-        if optimizer is not None:
-            names = self._names_by(number for group in state_dict["param_groups"] for number in group["params"])
-            alone["state"] = {number: optimizer[name] for number, name in names.items() if name in optimizer}
-        return {**alone, _KEY: own}
-
-    def _own_of(self, entries: Mapping[str, object]) -> StateDict:
-        """Return this rank's state in named tensors; if saved by another number of ranks, a state for any number."""
-        comm = self._loop.comm
-        states, saved_by = states_of(entries)
-        if saved_by in (None, comm.size):
-            return states[0]  # type: ignore[no-any-return]
-        arrays = []
-        for state in states:
-            array = with_arrays(state)
-            if "optimizer" in state:
-                array["optimizer"] = _with_means(_of_trained(state["optimizer"]))
-            arrays.append(array)
-        return with_tensors(from_plain(of_any_rank(comm, to_plain(arrays), saved_by)))  # type: ignore[no-any-return]
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
@@ -284,6 +295,52 @@ class NamedState(UserDict[torch.Tensor, Any]):
         return self.data.values()
 
 
+def load_unbound(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.Tensor],
+    strategy: Strategy,
+    comm: Communicator,
+    state_dict: StateDict,
+    pending: str | None,
+) -> None:
+    """Load a state dict on a single rank whose strategy has nothing to do."""
+    check_choice(pending)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    state_dict = _without_names(comm, optimizer, names, state_dict)
+    own = _own(state_dict)
+    if own is None or not is_of_another(own, strategy.name):
+        load_alone(optimizer, state_dict)
+        return
+    _check_groups(optimizer, state_dict)
+    layout, source = layout_of(parameters), strategy_of(own)
+    check_origin(own, layout, strategy.name, type(optimizer).__name__)
+    found = Pending.of(own["synchronizer"], source, layout, comm)
+    settled = settle(comm, found, pending, (source, strategy.name), takes_residuals=False)
+    moved = _moved(comm, optimizer, parameters, strategy, state_dict, own, settled, found, None)
+    moved.write(parameters)
+    load_alone(optimizer, moved.state)
+
+
+def _moved(
+    comm: Communicator,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.Tensor],
+    strategy: Strategy,
+    state_dict: StateDict,
+    own: StateDict,
+    settled: Settled,
+    found: Pending,
+    fused_step: FusedStep | None,
+) -> Moved:
+    """Return a state as the strategy loads it. Collective if the state is one of ranks that train by themselves."""
+    state = {key: value for key, value in without_names(state_dict).items() if key != _KEY}
+    if found.weights is not None:
+        core = {key: own.get(key) or {} for key in _NO_STATE}
+        state, core = _consolidated(comm, state, core)
+        own = {**own, **core}
+    return move(optimizer, parameters, strategy, state, own, found, settled, fused_step is not None)
+
+
 def load_alone(optimizer: torch.optim.Optimizer, state_dict: dict[str, object]) -> None:
     """Load a state dict into an optimizer, ignoring the states of strategy and core."""
     state_dict = without_names(state_dict)
@@ -297,6 +354,52 @@ def without_names(state_dict: StateDict) -> StateDict:
         for number, of_one in state_dict["state"].items()
     }
     return {**state_dict, "state": {number: of_one for number, of_one in states.items() if of_one}}
+
+
+def _names_by(numbers: Iterable[object], optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Any, str]:
+    """Return the names of the trained parameters, by the keys that a state dict uses for parameters."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    pairs = zip(numbers, parameters, strict=False)
+    return {number: names[id(parameter)] for number, parameter in pairs if id(parameter) in names}
+
+
+def _without_names(
+    comm: Communicator, optimizer: torch.optim.Optimizer, names: Mapping[int, str], state_dict: StateDict
+) -> StateDict:
+    """Return a state dict with a top-level entry made from its named tensors.
+
+    Collective if another number of ranks has saved it, and ranks have a state of their own in it.
+    """
+    entries = next((of_one[_KEY] for of_one in state_dict["state"].values() if of_one.get(_KEY)), None)
+    alone = without_names(state_dict)
+    if entries is None or _KEY in state_dict:
+        return alone
+    [common], _ = states_of(entries[_COMMON])
+    own = {"synchronizer": None, **common}
+    if _OWN in entries:
+        own |= _own_of(comm, entries[_OWN])
+    optimizer_state = own.pop("optimizer", None)
+    if optimizer_state is not None:
+        numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+        by_number = _names_by(numbers, optimizer, names)
+        alone["state"] = {
+            number: optimizer_state[name] for number, name in by_number.items() if name in optimizer_state
+        }
+    return {**alone, _KEY: own}
+
+
+def _own_of(comm: Communicator, entries: Mapping[str, object]) -> StateDict:
+    """Return this rank's state in named tensors; if saved by another number of ranks, a state for any number."""
+    states, saved_by = states_of(entries)
+    if saved_by in (None, comm.size):
+        return states[0]  # type: ignore[no-any-return]
+    arrays = []
+    for state in states:
+        array = with_arrays(state)
+        if "optimizer" in state:
+            array["optimizer"] = _with_means(_of_trained(state["optimizer"]))
+        arrays.append(array)
+    return with_tensors(from_plain(of_any_rank(comm, to_plain(arrays), saved_by)))  # type: ignore[no-any-return]
 
 
 def _own(state_dict: StateDict) -> StateDict | None:

@@ -76,6 +76,8 @@ class FusedStep:
     ----------
     shared_model : SharedModel or None
         The checks on shared weights; None if the ranks of a node do not share them.
+    momentum_in_state : bool
+        True if the optimizer's state has the momentum, False if it is kept here.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, strategy: Strategy, model: torch.nn.Module) -> None:
@@ -87,7 +89,7 @@ class FusedStep:
         self._shares_buffers = False
         in_momentum = strategy.step == "core_rate_in_momentum"
         self._rate_inside = in_momentum or is_lars
-        self._momentum_in_state = is_lars or not in_momentum
+        self.momentum_in_state = is_lars or not in_momentum
         self._arrays = _OF_ADAM if type(optimizer) in _ADAMS else _OF_MOMENTUM  # names of arrays, by keys of the state
         self._natives: list[core.Optimizer] = []
         self._weights: list[list[_Weights]] = []  # parameters by dtype, as in the layout
@@ -216,7 +218,7 @@ class FusedStep:
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return momentum and master weights that the optimizer's state lacks, by name of the parameter."""
-        momentum = {} if self._momentum_in_state else {w.name: each for w in self._all() for each in w.buffers.values()}
+        momentum = {} if self.momentum_in_state else {w.name: each for w in self._all() for each in w.buffers.values()}
         masters = {w.name: w.master for w in self._all() if w.master is not None}
         return {"momentum": momentum, "master_weights": masters}
 
@@ -255,7 +257,7 @@ class FusedStep:
         of_parameter = state.get(weights.parameter, {})
         for name in self._arrays:
             found = of_parameter.get(name)
-            if not self._momentum_in_state:
+            if not self.momentum_in_state:
                 if found is not None:  # from a plain optimizer, so with the learning rate outside
                     self._buffer(weights, name).copy_(found).mul_(settings.rate)
                     del of_parameter[name]

@@ -39,7 +39,7 @@ from gradientflow.training.survival import check_on_failure, ranks_of
 
 from . import devices
 from .bound_model import BoundModel
-from .checkpoint import Checkpoint, NamedState, load_alone
+from .checkpoint import Checkpoint, NamedState, load_unbound
 from .fused_step import FusedStep, check_can_step, settings_of_parameter, why_fused
 from .gradients import ParameterGradients, layout_of
 from .parameters import make_equal
@@ -312,26 +312,38 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         self._check_open()
         return self._inner.state_dict() if self._checkpoint is None else self._checkpoint.consolidated()
 
-    def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Load a state dict of a DistributedOptimizer, or of the wrapped optimizer.
+    def load_state_dict(self, state_dict: dict[str, object], pending: str | None = None) -> None:
+        """Load a state dict of a DistributedOptimizer with any strategy, or of the wrapped optimizer.
 
-        Collective if the strategy has a state, such as residuals; otherwise one rank may load alone, and then call
-        `broadcast_optimizer_state`. With a state dict of a plain optimizer, the strategy restarts.
+        Collective if the strategy or the state's has a state, such as residuals; otherwise one rank may load alone, and
+        then call `broadcast_optimizer_state`. With a state dict of a plain optimizer, or of another strategy, the
+        strategy restarts.
+
+        Parameters
+        ----------
+        state_dict : dict
+            The state dict. Load the model before it.
+        pending : {"apply", "drop"}, optional
+            Use of the gradients and steps that a state of another strategy has kept back, and this one cannot take.
+            "apply": the optimizer makes one step with the mean of the residuals, and weights that differ between ranks
+            become their mean. "drop": they are lost, and ranks go back to their last common weights. By default they
+            are an error; if there are none, the state is loaded.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            If the state is from another model or strategy; where loading is collective, on all ranks if one rank has
-            such a state. Nothing is changed then.
+            If the state is from another model or kind of optimizer, or something is pending in it and cannot be used as
+            told; where loading is collective, on all ranks if one rank has such a state. Nothing is changed then.
         gradientflow.errors.MismatchError
             If the ranks load states of different iterations.
         """
         if self._fused_step is not None:
             self._check_open()
         if self._checkpoint is None:
-            load_alone(self._inner, state_dict)
+            trained = trained_parameters(self._inner, self._model, self)
+            load_unbound(self._inner, trained, self.strategy, self._comm, state_dict, pending)
         else:
-            self._checkpoint.load(state_dict)
+            self._checkpoint.load(state_dict, pending)
         self._is_new = False
 
     def add_param_group(self, param_group: dict[str, object]) -> None:

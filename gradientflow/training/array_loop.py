@@ -25,10 +25,12 @@ from gradientflow.strategies import (
     default_strategy,
 )
 from gradientflow.strategies.comparison import CANDIDATES
+from gradientflow.strategies.exchange.pending import Pending
 
 from .changing_ranks import Replica
 from .loop import Loop
 from .loss_scale import LossScale
+from .moving import Settled
 from .ranks import OverRanks
 from .state import TrainingState
 from .survival import ranks_of
@@ -64,6 +66,15 @@ class Optimizer(Protocol):
 
     def broadcast_state(self, comm: Communicator, root: int) -> None:
         """Broadcast the state of the root's optimizer. Collective."""
+
+    def velocities(self) -> Mapping[int, TensorLike]:
+        """Return the momentum of SGD without the learning rate, or of LARS, by the index of the tensor."""
+
+    def set_velocities(self, velocities: Mapping[int, TensorLike], has_rate: bool) -> None:
+        """Set the momentum; `has_rate`: the learning rate of SGD is inside of `velocities`."""
+
+    def step_with(self, gradients: Mapping[int, TensorLike], has_momentum: bool) -> None:
+        """Make a step with these gradients, by the index of the tensor; all other tensors stay as they are."""
 
 
 class ArrayLoop(OverRanks):
@@ -149,7 +160,7 @@ class ArrayLoop(OverRanks):
 
         self._loop = self._ranks.make(make)
         self._loop.backward_order.is_known = True  # the order of `weights`
-        self._state = TrainingState(self._loop, self.strategy.name)
+        self._state = TrainingState(self._loop)
         if self.synchronizer.shared is not None:
             self.close()
             message = f"{self.strategy!r}: arrays stay where they are, and only gradientflow.torch shares weights"
@@ -349,18 +360,57 @@ class ArrayLoop(OverRanks):
         """Return a state that any number of ranks can load, the same on all. Collective."""
         return self._state.consolidated()
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Load a state. Collective.
+    def load_state_dict(self, state: Mapping[str, object], pending: str | None = None) -> None:
+        """Load a state of any strategy. Collective.
+
+        Before the state of another strategy, load the weights, make the optimizer, and load its state.
+
+        Parameters
+        ----------
+        state : dict
+            The state.
+        pending : {"apply", "drop"}, optional
+            Use of the gradients and steps that a state of another strategy has kept back, and this one cannot take.
+            "apply": the optimizer makes one step with the mean of the residuals, and weights that differ between ranks
+            become their mean. "drop": they are lost, and ranks go back to their last common weights. By default they
+            are an error; if there are none, the state is loaded.
 
         Raises
         ------
         gradientflow.errors.ArgumentError
-            On every rank, if the state belongs to other tensors or another strategy. Nothing is changed then.
+            On every rank, if the state belongs to other tensors, or something is pending in it and cannot be used as
+            told. Nothing is changed then.
         """
-        self._state.load(state, lambda: self._state.check(state))
+
+        def check() -> None:
+            self._state.check(state)
+            if pending == "apply" and self._optimizer is None and self._state.moves(state):
+                raise ArgumentError(
+                    "the optimizer makes the step with what is pending: make it, and load its state, before this state"
+                )
+
+        settled = self._state.load(state, check, pending)
+        if settled is not None:
+            self._move(self._state.pending_in(state), settled)
         self._state.load_loss_scale(state)
         if self._optimizer is not None:
             self._optimizer.update_masters()
+
+    def _move(self, found: Pending, settled: Settled) -> None:
+        """Continue from the state of another strategy. Collective."""
+        optimizer, layout = self._optimizer, self._loop.layout
+        for name, weight in zip(layout.names, layout.weights, strict=True):
+            if name in settled.weights:
+                weight[...] = settled.weights[name]
+        if optimizer is not None:
+            optimizer.update_masters()
+            if "momentum" in found.servers:
+                optimizer.set_velocities(_by_index(found.servers["momentum"]), has_rate=found.momentum_has_rate)
+            if settled.gradients:
+                optimizer.step_with(_by_index(settled.gradients), has_momentum=not found.has_momentum)
+        self._state.begin(settled)
+        if optimizer is not None:
+            self.synchronizer.take_momentum({str(index): each for index, each in optimizer.velocities().items()})
 
     def use_optimizer(self, optimizer: Optimizer, settings: Callable[[int], Settings]) -> None:
         """Use the settings of an optimizer, such as learning rates, and its master weights."""
@@ -380,6 +430,11 @@ class ArrayLoop(OverRanks):
     def overflowed(self) -> bool:
         """True if gradients of the last iteration were not finite; its step is skipped then."""
         return self._loop.progress.overflowed
+
+
+def _by_index(arrays: Mapping[str, TensorLike]) -> dict[int, TensorLike]:
+    """Return arrays by the index of the tensor, which is its name."""
+    return {int(name): array for name, array in arrays.items()}
 
 
 class _Arrays:

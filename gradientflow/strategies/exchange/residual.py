@@ -25,7 +25,7 @@ class ResidualSynchronizer(PoolSynchronizer):
 
     Attributes
     ----------
-    The entries of a pool's state that are not valid for other tensors, with their initial values.
+    initial_state : dict of str to object
         The entries of a pool's state that do not hold for other tensors, with their initial values.
     """
 
@@ -93,6 +93,23 @@ class ResidualSynchronizer(PoolSynchronizer):
                 pool.load_state_dict({**own, **zeros, "iteration": 0, **self.initial_state})
             else:
                 pool.load_state_dict(state["pools"][pool.dtype])
+
+    @property
+    def takes_residuals(self) -> bool:
+        """True: residuals of gradients are the same for all of these strategies."""
+        return True
+
+    def take_residuals(self, residuals: Mapping[str, TensorLike]) -> None:
+        """Set the residuals of the pools."""
+        for (_, indices), pool in zip(self.layout.groups, self.pools, strict=True):
+            names = [self.layout.names[index] for index in indices]
+            given = [residuals.get(name) for name in names]
+            pool.set_residuals(
+                [
+                    zeros if each is None else each.reshape(zeros.shape)
+                    for each, zeros in zip(given, pool.residuals, strict=True)
+                ]
+            )
 
     def summary(self, state: State) -> dict[str, str]:
         """Return iteration and order of a state, and all other values on which the ranks agree."""

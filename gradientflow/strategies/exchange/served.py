@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradientflow._location import core
-from gradientflow.annotations import State, StateDict
+from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.arguments import checked_int
 from gradientflow.communicator import Communicator
 from gradientflow.errors import AbandonedError, ArgumentError, ArgumentTypeError, NonFiniteError
@@ -155,6 +155,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
             strategy.replicas or None,
         )
         self.pushes = 0
+        self._initial_momentum: Mapping[str, TensorLike] = {}  # momentum with which servers begin, by tensor name
         self._servers_know = False  # servers have the initial weights, which may change until the first iteration
         self._pull: Pull | None = None  # pull whose weights have not been taken
         self._pending: Push | None = None
@@ -317,6 +318,13 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         state = self.server.state_dict()
         names = [name for name, value in state.items() if _is_per_tensor(value, len(self.layout))]
         fresh = {name: [np.zeros_like(each) for each in state[name]] for name in names}
+        if "momentum" in fresh:
+            kind = as_server_optimizer(self.strategy.optimizer)
+            has_rate = kind.rate_in_momentum and not isinstance(kind, LARS)
+            for index, (name, place) in enumerate(zip(self.layout.names, fresh["momentum"], strict=True)):
+                if name in self._initial_momentum:
+                    rate = self._settings[index].rate if has_rate else 1.0
+                    place[...] = np.float32(rate) * self._initial_momentum[name].reshape(place.shape)
         fresh["weights"] = [w.reshape(s) for w, s in zip(self.weights, self.layout.shapes, strict=True)]
         self.server.load_state_dict({**state, **fresh})
         self._note_knowledge(True)
@@ -418,7 +426,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
         """Load a state; without a state, begin again with the weights of rank 0. Collective."""
         self._end_pull()
         self.restart()
-        self.pushes = 0
+        self.pushes, self._initial_momentum = 0, {}
         self._note_knowledge(False)
         if state is not None:
             self.server.load_state_dict(self._in_order(state["server"], state["names"]))
@@ -426,6 +434,10 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
             self._note_knowledge(True)
             self._begin_pull()
             self._take_pull()
+
+    def take_momentum(self, momentum: Mapping[str, TensorLike]) -> None:
+        """Begin with rank 0's momentum, as with rank 0's weights."""
+        self._initial_momentum = dict(momentum)
 
     def take_over(self, other: Synchronizer) -> None:
         """Take the servers' state of another synchronizer, by the names of tensors. Collective.
@@ -440,7 +452,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                 return
         other._end_pull()
         self._note_knowledge(other._servers_know)
-        self.pushes = other.pushes
+        self.pushes, self._initial_momentum = other.pushes, other._initial_momentum
         if self._servers_know:
             theirs, mine = other.server.state_dict(), self.server.state_dict()
             for name, value in mine.items():

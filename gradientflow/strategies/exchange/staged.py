@@ -334,6 +334,7 @@ class StagedSynchronizer(Synchronizer):
 # Methods and properties taken from the synchronizer on the host.
 for _name in (
     *("check_complete", "check_settings", "check_state_dict", "check_change", "summary", "has_state", "has_gradient"),
+    *("takes_residuals", "take_residuals", "take_momentum"),
     *("report", "reports", "bytes_sent", "take_pending_error"),
 ):
     setattr(StagedSynchronizer, _name, property(attrgetter(f"host.{_name}")))

@@ -158,6 +158,11 @@ class ChunkSynchronizer(ResidualSynchronizer):
         super().__init__(comm, layout, strategy)
         self.updates_every_weight = not strategy.correction
 
+    @property
+    def takes_residuals(self) -> bool:
+        """True with momentum correction: without it gradients that are not sent are dropped."""
+        return self.strategy.correction
+
     def withheld(self) -> Withheld:
         """Return residuals, the momentum that multiplied them, and the seconds spent on them."""
         return super().withheld()._replace(decay=float(self.pools[0].momentum))

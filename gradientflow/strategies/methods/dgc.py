@@ -82,6 +82,11 @@ class DGCSynchronizer(TopKSynchronizer):
 
     strategy: DGC
 
+    @property
+    def takes_residuals(self) -> bool:
+        """True without momentum: otherwise residuals are sums of velocities, not of gradients."""
+        return not self.strategy.momentum
+
     def check_settings(self, settings: SettingsOf) -> None:
         """Raise if the optimizer has a momentum, too."""
         if not self.strategy.momentum:
