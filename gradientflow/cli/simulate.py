@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -40,6 +40,12 @@ _MOST_RANKS = 1_000_000
 @click.option(
     "--ranks-per-host", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Ranks on each host."
 )
+@click.option(
+    "--cores-per-rank",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Processor cores of each rank; below 1, ranks wait for each other's work (default: one, or the link's).",
+)
 @click.option("--link", metavar="RATE,LATENCY", help="Link of each host, such as 25gbit,20us.")
 @click.option("--link-from", metavar="FILE.toml", help="File with a link that `tune` has measured, in place of --link.")
 @input_options("all")
@@ -68,6 +74,7 @@ _MOST_RANKS = 1_000_000
 def simulate(
     hosts: str,
     ranks_per_host: int,
+    cores_per_rank: float | None,
     link: str | None,
     link_from: str | None,
     model: str | None,
@@ -99,7 +106,9 @@ def simulate(
     slow = as_stragglers(stragglers) if stragglers else None
 
     def costs(number: int) -> Costs:
-        return Costs(Cluster((ranks_per_host,) * number, transport), found)
+        cluster = Cluster((ranks_per_host,) * number, transport)
+        cores = found.cores if cores_per_rank is None else cores_per_rank * cluster.ranks
+        return Costs(cluster, replace(found, cores=cores))
 
     def predicted(numbers: Iterable[int]) -> dict[int, list[Prediction]]:
         costs_of = {number: costs(number) for number in numbers}

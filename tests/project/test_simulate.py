@@ -36,6 +36,18 @@ def test_one_cluster_gives_a_table_of_all_strategies(command_line: Run, tmp_path
     assert {each["ranks"] for each in data["predictions"]} == {512}
 
 
+def test_ranks_that_share_a_core_take_longer_for_their_own_work(command_line: Run) -> None:
+    def own_seconds(*options: str) -> dict[str, float]:
+        words = ("simulate", "--link", "1gbit,50us", "--strategy", "dense; lags", *options, "--json", "-")
+        predictions = json.loads(command_line(*words).stdout)["predictions"]
+        return {each["strategy"]: each["own_seconds"] for each in predictions}
+
+    alone, shared = own_seconds(), own_seconds("--cores-per-rank", "0.5")
+    assert alone["dense"] == shared["dense"] == 0
+    assert shared["lags"] > 1.9 * alone["lags"] > 0
+    assert own_seconds("--cores-per-rank", "2") == alone
+
+
 @pytest.mark.thorough
 def test_several_clusters_give_a_column_each_and_a_picture(command_line: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
