@@ -148,13 +148,23 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
     assert gloo[3] < gloo[0] / 2
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_frameworks_on_top_of_pytorch_train(framework: str, launcher: Launcher, shell: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "package"),
+    [
+        ("tensor_parallel", "torch"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (("lightning",) * 2, ("accelerate",) * 2, ("hf_trainer", "transformers"))
+        ),
+    ],
+)
+def test_frameworks_on_top_of_pytorch_train(
+    example: str, package: str, launcher: Launcher, shell: Run, tmp_path: Path
+) -> None:
     """The examples of the documentation, as they stand."""
-    if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"could not import '{framework}', which comes with the extra dev: pip install '.[dev]'")
-    script = [sys.executable, str(EXAMPLES / f"train_{framework}.py")]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"could not import '{package}', which comes with the extra dev: pip install '.[dev]'")
+    script = [sys.executable, str(EXAMPLES / f"train_{example}.py")]
     command = shlex.join(module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]))
     finished = shell(command, tmp_path, launch_environment(launcher), timeout=100)
     assert finished.returncode == 0, finished.output
