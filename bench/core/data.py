@@ -200,7 +200,7 @@ def _exact(dtype: str) -> int:
 def _largest(dtype: str) -> float:
     """Give the number up to which a dtype represents all powers of two."""
     if shares_scale(dtype):
-        return 2.0**17  # beside it, from 1 on
+        return 2.0**17  # beside it, powers of two from 1 on
     if dtype == "bfloat16":
         return _largest("float32")
     return float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else float(np.iinfo(dtype).max)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gradientflow.tables import FittedTable, plain_table, print_table
 
-_PLAIN_WIDTH = 100  # of sentences where there is no terminal
+_PLAIN_WIDTH = 100  # width of sentences without a terminal
 
 # A rule below the headings and an empty line between blocks, in characters that every terminal and file can show.
 _RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INPUTS = 4
 _LEAST = 8
 
-Values = Callable[[int, int], Array]  # numbers of a seed and a rank
+Values = Callable[[int, int], Array]  # takes a seed and a rank
 
 
 def measure(told: JsonObject) -> JsonObject:

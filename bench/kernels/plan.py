@@ -31,7 +31,7 @@ class KernelsPlan(Plan):
     Attributes
     ----------
     sizes : tuple of int
-        Bytes of the gradients as float32; with 16-bit floats there are as many gradients.
+        Bytes of the gradients as float32; 16-bit gradients have the same number of elements.
     names : tuple of str, optional
         The kernels to measure; by default all of the device except the selections.
     device : str

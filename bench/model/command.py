@@ -156,7 +156,7 @@ def _plain(row: dict[str, object]) -> dict[str, object]:
 
 
 def _of_case(link: Link, case: Case) -> Link:
-    """Return the link with another rate, with the same share of headers as the fitted one, and the case's delay."""
+    """Return the fitted link with the rate and the delay of the case, and the same share of headers."""
     bits = bits_per_second_of(case.rate)
     assert bits
     return replace(link, per_byte=link.per_byte * 1e9 / bits, latency=link.latency + parse_delay(case.delay))

@@ -59,7 +59,7 @@ class ServerContestant:
     call: Callable[[], object]
     close: Callable[[], object] = lambda: None
     turn: int = 0
-    """Index of the present one of two gradients."""
+    """Index of the present gradient buffer: 0 or 1."""
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ class SparseResult(ContestantResult):
     chunk_size : int
         Elements of a chunk; for dense contestants the chunk size of the run.
     density : float or None
-        The share of the chunks that is sent; None for dense contestants.
+        The requested share of the chunks; None for dense contestants.
     sent_share : float
         The share of the chunks that is sent, counted in whole chunks.
     bookkeeping_us : float or None

@@ -11,7 +11,7 @@ SHAPES = ("even", "front", "back")
 _CLASSES = 10
 _LAYERS = 8  # number of layers before the layer of the classes
 _LEAST = 64 << 10
-_WIDE = 32  # ratio of inputs, or outputs, of the large layer of an uneven perceptron to the width
+_WIDE = 32  # inputs or outputs of an uneven perceptron's large layer, over the width of its other layers
 
 
 def is_perceptron(name: str) -> bool:

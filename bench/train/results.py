@@ -101,7 +101,7 @@ class Figures:
     steps : int
         Timed steps.
     step_median_ms, step_p95_ms : float
-        Time of a step on the slowest rank; with a period, the mean of as many consecutive steps.
+        Time of a step on the slowest rank, as mean over the period of the strategy.
     forward_median_ms, backward_median_ms : float
         Times of the passes; the backward pass may include communication.
     samples_per_second : float

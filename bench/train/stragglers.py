@@ -15,7 +15,7 @@ from ..core.objects import from_all
 if TYPE_CHECKING:
     from gradientflow.communicator import Communicator
 
-_ROOM = 1.5  # the fastest worker's step over the slowest measured one, so that all ranks sleep and the cores suffice
+_ROOM = 1.5  # the fastest worker's step, with sleep, over the longest without: all ranks sleep, and cores suffice
 _MEASURED = 10
 _AT_FIRST = 3  # number of steps that are not measured
 

@@ -61,7 +61,7 @@ class ZiplineResult(TimedResult):
     draws : int
         Number of random instances that it has solved.
     spread_ms : float or None
-        The mean spread that it has found.
+        Mean time from the earliest to the latest chosen push.
     optimal_share : float
         The share of instances for which it has found the smallest spread.
     thesis_us, thesis_spread_ms : float or None
