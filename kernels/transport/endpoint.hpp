@@ -150,7 +150,7 @@ struct Transport {
   std::string_view name;       // name in settings and tables
   const char* end_notice;      // start of the error about a call after the transport has ended for the whole process
   bool is_mpi;                 // its messages go through the MPI library
-  std::size_t eager_segments;  // messages of up to this many segments are as fast without an agreement
+  std::size_t eager_segments;  // tensors of up to this many segments travel with the agreement between two nodes
 };
 
 inline constexpr Transport mpi_transport{"mpi", "MPI has been finalized", true, 1};

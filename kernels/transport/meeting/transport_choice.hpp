@@ -20,7 +20,7 @@ struct Candidate {
   std::string host;          // name of the host
   std::string device;        // device that MPI may use and TCP cannot; empty without one
   std::string objection;     // reason for using MPI only; empty if there is none
-  bool threads = true;       // several threads may call MPI at once, which is kept beside TCP
+  bool threads = true;       // several threads may call MPI at once: needed to keep MPI beside TCP
 };
 
 struct TransportChoice {

@@ -47,7 +47,7 @@ class MpiMessages : public Endpoint {
 
  protected:
   explicit MpiMessages(double timeout);
-  // Begins to use a communicator. `places`: its ranks there; empty if they are the same. `first_tag`: the
+  // Begins to use a communicator. `places`: this endpoint's ranks there; empty if the same. `first_tag`: the
   // communicator's tag that is tag 0 here; at most `tags` are used.
   void use(MPI_Comm comm, std::vector<int> places, int first_tag, std::optional<int> tags);
 

@@ -14,7 +14,7 @@ class Splitting {
  public:
   // Starts the thread. MPI must be callable from several threads. Throws Error(system).
   Splitting(MPI_Comm comm, int color, int key);
-  // Leaves a thread that is still in MPI there for good.
+  // Leaves the thread for good if it is still in MPI.
   ~Splitting();
   Splitting(const Splitting&) = delete;
   Splitting& operator=(const Splitting&) = delete;

@@ -132,9 +132,8 @@ class Node {
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
   [[nodiscard]] bool is_confirmed() const noexcept;       // all ranks have announced their calls
   [[nodiscard]] bool is_confirmed_soon() const noexcept;  // the same, after the polls that come before yielding
-  // Announces that this rank's next announcement is about to come, and waits a while until every rank has made its next
-  // announcement, or has said that it is about to come. Returns true if all ranks have done this: then no call waits
-  // long.
+  // Tells the peers that this rank's next announcement is about to come. Waits, for about `patience`, until every rank
+  // has told the same or made its announcement. Returns true if all ranks have: then no call waits long.
   [[nodiscard]] bool meet(std::chrono::microseconds patience) noexcept;
   // Does an exchange() without the comparison. Returns true if all signatures are alike.
   [[nodiscard]] bool try_exchange(const Signature& signature, const Location& input, const Location& output,

@@ -8,8 +8,9 @@
 //
 // Why two groups cannot both continue: let rank P decide that the ranks S live. Then all of S have proposed this, and
 // take all ranks outside of S for dead forever. Suppose that a rank of S has not heard of this decision, and decides
-// that the ranks R live. Then R is a part of S without P. P continues only if all of S agree, or a part of S that has
-// no rank of R. But two parts of S share a rank if each is more than half of S, or lacks only ranks that have ended.
+// that the ranks R live. Then R is a part of S without P, and P can continue only with a part of S that has no rank of
+// R. But a part continues only if it is more than half of S, or lacks only ranks that have ended: two such parts share
+// a rank.
 //
 // Fewer ranks may continue if the program allows it (min_ranks), as long as ranks can reach each other. Let S and R be
 // two groups without a common rank. Before a rank of S proposes S, it tells each rank of R that the ranks of R are

@@ -46,7 +46,7 @@ class Connection : public Watched {
   [[nodiscard]] bool has_to_send() const noexcept { return !urgent_.empty() || !queue_.empty(); }
   [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
 
-  // Sends as much as possible. Returns done, blocked, or failed with errno set. Adds sends that have left to `sent`.
+  // Sends as much as possible. Returns done, blocked, or failed with errno set. Adds to `sent` sends that have left.
   IoStatus flush(std::vector<Sending*>& sent);
 
   // Receives all or some of the data that is there. Returns more (call again), done, closed (by the peer), or failed
