@@ -1,4 +1,4 @@
-// Chunks in memory of a CUDA device: a single launch of each kernel works on all chunks that become full at once, in
+// Chunks in memory of a CUDA device: a single launch of each kernel works on all chunks that become ready together, in
 // the given stream. Norms stay on the device until finish(), which brings them to the host with one copy.
 //
 // Every chunk has work at most once between two calls of finish(). So each launch has its own memory for lists of

@@ -1,4 +1,4 @@
-// Layers in memory of a CUDA device: entries are selected and combined there, by the twins of the kernels, in a
+// Layers in memory of a CUDA device: entries are selected and combined there, by the device's kernels, in a
 // separate stream. Little except blocks passes between the device and the host. But the residuals of dense layers are
 // added on the host.
 //

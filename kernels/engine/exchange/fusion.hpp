@@ -12,7 +12,7 @@ namespace gradientflow::engine {
 // Bounds of the automatic threshold of a gradient pool.
 inline constexpr std::size_t fusion_bytes = 8 * mib;  // least size at which an allreduce's time depends on bytes alone
 inline constexpr std::size_t hot_bytes = 256 * kib;   // bytes that stay in the caches until all ranks are ready
-// Same between nodes, for chunks and for entries.
+// Bounds between nodes, for chunks and for entries.
 inline constexpr std::size_t chunks_bytes = 512 * kib;  // few chunks are sent: small ranges begin sooner
 inline constexpr std::size_t entries_bytes = 16 * kib;  // least size at which bytes cost more than latency
 

@@ -26,7 +26,7 @@ class NormsMessage {
 
   void write(const Own& own, std::span<const double> extra);  // writes norms of zero
   void set_norm(std::size_t chunk, double norm) { numbers_[chunk] = norm; }
-  void send(GradientPool& behind, Deadline deadline);  // uses its calls, so that only one thread waits for messages
+  void send(GradientPool& behind, Deadline deadline);  // through that pool, so that only one thread waits
   [[nodiscard]] bool is_sent() const { return received_ || under_way_ != nullptr; }
   void receive(Deadline deadline);  // throws TimeOver, and can be called again
   void reset();

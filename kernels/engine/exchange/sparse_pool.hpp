@@ -70,8 +70,8 @@ class SparsePool final : public ResidualPool {
   // in memory.
   void wait(std::optional<double> timeout, double density, Stream stream = nullptr);
 
-  // Describe the last finished iteration; before the first one, everything counts as sent. Chunks are in ascending
-  // order, their elements with neighbors joined; norms are by chunk, summed over the ranks. The last report of
+  // Describe the last finished iteration; before the first one, everything counts as sent. sent() and spans() are
+  // in ascending order, neighboring spans joined; norms() has, by chunk, the sum over the ranks. The last report of
   // reports() is about the message with norms and extra numbers.
   [[nodiscard]] std::vector<std::size_t> sent() const { return locked(sent_); }
   [[nodiscard]] std::vector<Span> spans() const { return layout_.spans_of(sent()); }

@@ -20,7 +20,7 @@ struct TopKLayer {
   std::size_t count = 0;     // elements there, with the padding between its tensors
   std::size_t elements = 0;  // without padding
 
-  // Values for a ratio:
+  // Set by plan_top_k():
   double ratio = 1.0;
   std::size_t k = 0;
   bool dense = false;  // the whole layer is averaged, in place

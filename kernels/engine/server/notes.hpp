@@ -54,25 +54,25 @@ struct SkippedPush {
 static_assert(std::has_unique_object_representations_v<SkippedPush>);
 
 enum class NoteKind : std::uint32_t {
-  // Notes to a server.
-  push,      // skip; tensor: see SkippedPush; scale: the loss scale; payload: the settings of each tensor, if they have
+  // Each with the fields that it uses. Notes to a server.
+  push,      // skip, tensor: see SkippedPush; scale: the loss scale; payload: the settings of each tensor, if they have
              // changed, then its Presence, if is_partial. If number is not 0, the push is also a pull
-  pull,      // number; exact; pushes: the last push to be released first; round: number of ends that must come first
+  pull,      // number of the pull; exact; the answer waits for the release of push `pushes`, and for `round` epoch ends
   depart,    // the worker pushes no more until the end
   closed,    // the worker has closed
-  load,      // number: of the array, which follows as a separate message
-  state,     // number: of the array to be sent; pushes and round as for a pull
+  load,      // number of the array, which follows as a separate message
+  state,     // number of the array to be sent; pushes and round as for a pull
   decision,  // server 0's; payload: see Server::decide
-  report,    // number: of the wanted report; to a worker, payload: its numbers
+  report,    // number of the wanted report; to a worker, payload: its numbers
   norms,     // another server's norms, see ServerShard::norms
-  copy,    // another server's shard: see server_copies.cpp. number: of the server; round; payload: the updates of each
+  copy,    // another server's shard: see server_copies.cpp. number of that server; round; payload: the updates of each
            // tensor; tensor: number of arrays of the copy, which follows as a separate message
   copied,  // confirmation of the oldest copy sent, by the server that keeps copies of this one
   // Notes to a worker.
-  release,  // pushes: the last after which it may continue; round: the last one; payload: its skipped pushes, each as
+  release,  // pushes: last push after which it may continue; round: last round; payload: its skipped pushes, each as
             // SkippedPush; answers: server 0 has also answered the pull
-  answer,   // number: of the server that has answered the pull
-  safe,     // number: of the server; pushes: the last that outlives the loss of a rank there
+  answer,   // number of the server that has answered the pull
+  safe,     // number of the server; pushes: the last push there that outlives the loss of a rank
   failure,  // number: the kind of error; payload: its text
 };
 

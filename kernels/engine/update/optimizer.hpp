@@ -39,7 +39,8 @@ class Optimizer {
     float rate;
     float momentum;
     float weight_decay;
-    // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), or 1; 0: no LARS.
+    // LARS: the local rate is trust * |weights| / (|gradient| + weight_decay * |weights|), 1 if a norm is 0. 0: no
+    // LARS.
     float trust;
     bool maximize = false;
     std::optional<Adam> adam = {};  // instead of momentum and trust
