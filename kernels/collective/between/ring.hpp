@@ -6,7 +6,7 @@
 // chunk: 2 (P - 1) / P of the tensor, which is the least possible (GradientFlow paper, section 2.4).
 //
 // The loop has no steps, only a stream of segments: received segment t is sent as segment t + S, with S segments per
-// chunk. So the next step begins while the last step is still under way, and the link is never idle.
+// chunk. So the next step begins while the previous step is still under way, and the link is never idle.
 #pragma once
 
 #include "../call/call.hpp"

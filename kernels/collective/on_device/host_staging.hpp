@@ -1,5 +1,5 @@
 // Calls on tensors of CUDA devices through pinned memory and the collectives of the host, in pieces: while the host
-// reduces one piece, the next is copied down to the host and the last one up to the device.
+// reduces one piece, the next is copied down to the host and the previous one up to the device.
 //
 // The pinned memory is node memory, so inside a node the hosts reduce it in one pass. Values that are rounded for the
 // wire are rounded on the device before the copy down, and widened there after the copy up. Values that share a scale

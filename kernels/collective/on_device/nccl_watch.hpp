@@ -36,7 +36,7 @@ class NcclWatch {
   // Adds a communicator to watch, and to abort with all others.
   void add(std::shared_ptr<transport::NcclCommunicator> communicator);
 
-  // Mark a call: call them before and after it is put into a stream, in one thread. begin() throws as check() does.
+  // Mark a call, before and after it is put into a stream, in one thread. begin() throws as check() does.
   void begin(const transport::Signature& signature, compute::cuda::Stream stream);
   void end(compute::cuda::Stream stream);
 
