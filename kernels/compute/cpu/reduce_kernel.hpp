@@ -77,7 +77,7 @@ struct Minimum {
   }
 };
 
-// Finishes of a sum.
+// Ways to finish a sum.
 struct Keep {
   template <class V>
   [[gnu::always_inline]] V finish(V value) const {

@@ -57,7 +57,7 @@ class Runtime {
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;  // reason why there is no device; empty if there is
   [[nodiscard]] virtual int device() const = 0;                      // calling thread's device
   virtual void use(int device) const = 0;
-  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // true if in use here: use() costs nothing
+  [[nodiscard]] virtual bool is_in_use(int device) const noexcept = 0;  // true if this process uses it: use() is free
   [[nodiscard]] virtual std::string name(int device) const = 0;
   [[nodiscard]] virtual std::string bus_id(int device) const = 0;  // same in all processes of a machine
 
