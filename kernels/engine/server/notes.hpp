@@ -62,7 +62,7 @@ enum class NoteKind : std::uint32_t {
   closed,    // the worker has closed
   load,      // number of the array, which follows as a separate message
   state,     // number of the array to be sent; pushes and round as for a pull
-  decision,  // server 0's; payload: see Server::decide
+  decision,  // decision of server 0; payload: see Server::decide
   report,    // number of the wanted report; to a worker, payload: its numbers
   norms,     // another server's norms, see ServerShard::norms
   copy,    // another server's shard: see server_copies.cpp. number of that server; round; payload: the updates of each
