@@ -9,9 +9,10 @@
 
 namespace gradientflow::bindings {
 
-// Releases the GIL during its lifetime, like pybind11's gil_scoped_release, also in a call_guard. While the interpreter
-// ends, only the main thread can get the GIL back. Python before 3.14 ends any other thread that tries, whereupon the
-// C++ runtime aborts the process. With this class, such a thread stops until the process ends, as in Python 3.14.
+// Releases the GIL during its lifetime, like pybind11's gil_scoped_release, and can replace it in a py::call_guard,
+// too. While the interpreter ends, only the main thread can get the GIL back. Python before 3.14 ends any other thread
+// that tries, whereupon the C++ runtime aborts the process. With this class, such a thread stops until the process
+// ends, as in Python 3.14.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -31,8 +32,8 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Keeps the GIL until the core calls this object, and releases the GIL from then on: an engine::Communicator::Release,
-// by reference.
+// Keeps the GIL until the core calls this object, and then releases it until this object ends. Passed with std::ref as
+// an engine::Communicator::Release, because it cannot be copied.
 class ReleaseGil {
  public:
   void operator()() {

@@ -158,8 +158,8 @@ void bind(py::module_& module) {
       },
       py::arg("count"), py::arg("k"), py::arg("values"));
   module.def("select", &select, py::arg("level"), py::arg("call"), without_gil,
-             "Of the call: gradient, dtype, residual, next_residual, velocity, next_velocity, block, data, how, scale, "
-             "momentum, masking, seed, threshold.");
+             "Fields of the tuple `call`, in this order: gradient, dtype, residual, next_residual, velocity, "
+             "next_velocity, block, data, how, scale, momentum, masking, seed, threshold.");
   module.def("combine", &combine, py::arg("level"), py::arg("gradient"), py::arg("dtype"), py::arg("scale"),
              py::arg("block"), py::arg("blocks"), without_gil);
   module.def("levels", &levels, "The SIMD levels that run here, lowest first.");

@@ -86,7 +86,7 @@ class Iteration:
     magnitude : array
         The means of the absolute values of the summands, which bound the rounding error.
     norms : array
-        By chunk: the L1 norms, summed over the ranks; for chunks that are sent, from the mean.
+        By chunk: the sum of the ranks' L1 norms; for sent chunks, the L1 norm of the mean, times the number of ranks.
     """
 
     mean: Doubles

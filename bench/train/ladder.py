@@ -1,4 +1,4 @@
-"""Gain in throughput of each part, in the form of the GradientFlow paper's Tables 1 and 2."""
+"""The ladder: throughput as the parts of GradientFlow are added one by one, as in the paper's Tables 1 and 2."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ min_ranks_option = click.option(
     "--min-ranks",
     type=int,
     metavar="M",
-    help="Number of ranks without which the job ends: after failures, M or more continue; over TCP (default: all).",
+    help="Least number of ranks with which the job continues after failures (default: all). The job then uses TCP.",
 )
 
 restart_option = click.option(

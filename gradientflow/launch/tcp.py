@@ -26,7 +26,8 @@ GRACE_SECONDS = 30.0  # the same as torchrun's
 _THIS_MACHINE = ""
 _LONGEST = 1 << 16  # longest word of a command line in bytes; Linux takes 128 KiB
 
-# Command of the launcher that reads its job from its input. Parts of the job's text may replace the last word.
+# Command of the launcher. With the last word, "-", it reads its job from standard input; the job's text, in parts, can
+# replace this word.
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), "-")
 
 
@@ -45,7 +46,8 @@ class TcpJob:
     meet : str
         Address where the ranks meet: that of rank 0's host, by which all ranks reach it.
     agent : sequence of str
-        Command that starts a command on the host named after it; empty on this machine.
+        Command that starts another command on a host, as ssh does; host and command are appended. If empty, the ranks
+        are started on this machine.
     label : bool
         True to begin each output line with its rank.
     bind : str

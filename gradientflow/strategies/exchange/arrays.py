@@ -98,7 +98,7 @@ class ArraySynchronizer(PlacedSynchronizer):
         return Withheld(getattr(self, "residuals", ()))
 
     def check_complete(self) -> None:
-        """Raise unless all attributes in `state_names` exist, and gradients, if read, are read in their places."""
+        """Raise unless all attributes in `state_names` exist, and `gradient_source` has an allowed value."""
         super().check_complete()
         require_one_of(self, "gradient_source", ("place", "any_place", "none"))
         for name in self.state_names:

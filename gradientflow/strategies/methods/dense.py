@@ -28,7 +28,8 @@ class Dense(PoolStrategy):
         On a single node gradients are averaged in the step, not before it.
     nonfinite : {"raise"}, optional
         "raise": look at the averaged gradients, and raise `gradientflow.errors.NonFiniteError` on every rank if one is
-        infinite or NaN. No weight has changed then. With a loss scale the step is skipped instead, as without this.
+        infinite or NaN. No weight has changed then. With a loss scale there is no error: the step is skipped, as it is
+        without `nonfinite`.
     """
 
     name = "dense"
@@ -53,7 +54,7 @@ class Dense(PoolStrategy):
             self.step = "core"
 
     def profile(self) -> Profile:
-        """Return a profile without loss, except with `share`: gradients are no means before the step then."""
+        """Return a lossless profile, unless `share` is set: gradients are then the rank's own until the step."""
         return Profile(is_lossless=self.share is None)
 
     def bind(self, comm: Communicator, layout: Layout) -> Synchronizer:

@@ -163,7 +163,7 @@ void SparsePool::complete_remaining(Stream stream) {
   process(full, stream);
 }
 
-// Sends zeros for chunks that are not full, in an iteration that is given up.
+// Sends zeros for the important chunks of which some tensors are not ready, in an iteration that is given up.
 void SparsePool::skip_remaining(Stream stream) {
   work_->order(stream);
   for (std::size_t chunk = 0; chunk < chunks(); ++chunk) {

@@ -6,8 +6,8 @@
 //   tasks          the parts of a shared piece of work that are taken and done
 //   announcements  two, used in turn: the call it makes, where its tensors lie, and a small payload
 //   staging        two slots for pieces of ordinary arrays
-// Two announcements are enough: a rank reuses an announcement only after every rank has made its next announcement. A
-// rank makes its next announcement only when it is done with the last announcements of all ranks.
+// Two announcements are enough: a rank writes announcement n + 2 over announcement n only after every rank has made
+// announcement n + 1, for which the rank must be done with all ranks' announcements n.
 //
 // Waiting: poll `spin` times (not at all with more ranks than cores: the awaited rank needs the core), yield the core
 // `yields` times, then sleep on a futex. A sleeping rank checks every few milliseconds that its peers are alive and
@@ -76,8 +76,9 @@ class Segment {
   [[nodiscard]] std::size_t parts() const noexcept { return memory_.size() / stride_; }
   [[nodiscard]] std::uint32_t id() const noexcept { return id_; }
 
-  // Has the system provide the pages of a stretch of memory that was allocated with Pages::on_demand; each page as a
-  // whole. Throws Error(memory).
+  // Has the system provide the pages of a stretch of memory that was allocated with Pages::on_demand, rounded outward
+  // to huge pages (2 MiB). Does nothing in a small segment, which gets pages as they are written to. Throws
+  // Error(memory).
   void provide(const std::byte* begin, std::size_t bytes) const;
 
  private:
@@ -127,8 +128,8 @@ class Node {
   // ranks have announced their calls.
   void announce(const Signature& signature, const Location& input, const Location& output,
                 std::span<const std::byte> payload);
-  // If the ranks then exchange labels, confirm() calls `before_more` first, because a rank may take long to arrive
-  // there.
+  // If the signatures differ and a call has a label, every rank announces its label. Before this second exchange
+  // confirm() calls `before_more`, because a rank may take long to make that announcement.
   void confirm(std::string_view label = {}, const std::function<void()>& before_more = {});
   [[nodiscard]] bool is_confirmed() const noexcept;       // all ranks have announced their calls
   [[nodiscard]] bool is_confirmed_soon() const noexcept;  // the same, after the polls that come before yielding
@@ -142,7 +143,7 @@ class Node {
     return *announcement_at(local, sequence_);
   }
   [[nodiscard]] const std::byte* payload(int local) const noexcept;
-  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // as of the last exchange
+  [[nodiscard]] bool all_idle() const noexcept { return all_idle_; }  // in the last exchange
 
   // One step inside a call. advance() announces that this rank has done it and returns its number, wait_all() waits
   // until all ranks have done it. All ranks take the same number of steps in a call.
@@ -242,7 +243,7 @@ class Node {
     std::array<char, 500> reason;
     alignas(64) std::atomic<std::uint64_t> pulse;
     std::atomic<std::uint64_t> words[2];  // published numbers, by topic
-    std::uint64_t token;                  // the leader's proves that the right memory was opened
+    std::uint64_t token;                  // random; the leader's value shows that the right memory was opened
     Tasks tasks[2];                       // two, for the same reason as announcements
   };
 
