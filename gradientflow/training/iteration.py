@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradientflow.strategies.update import Phase, Update
 
-# Used in each step: faster to find than attributes of an enumeration.
+# Read in each step: a name of the module is faster than an attribute of the enum.
 _ADDS, _HANDS, _HANDED, _AVERAGED = Phase.ACCUMULATING, Phase.HANDING_OVER, Phase.HANDED_OVER, Phase.AVERAGED
 _IDLE = Phase.IDLE
 

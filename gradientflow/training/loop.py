@@ -27,7 +27,7 @@ from .ranks import FixedRanks
 from .status import ExchangeStatus, Status
 from .tensors import Tensors
 
-_HANDED_OVER = Phase.HANDED_OVER  # faster to find, in each step
+_HANDED_OVER = Phase.HANDED_OVER  # read in each step: faster than the enum's attribute
 
 
 class Loop:

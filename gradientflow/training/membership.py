@@ -18,7 +18,7 @@ from gradientflow.errors import CommunicationError
 
 @dataclass(frozen=True)
 class Membership:
-    """The ranks that take part, and the losses in their last change.
+    """The ranks that take part, and the ranks lost in the last change.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ class Settled:
 
 
 def check_choice(pending: object) -> None:
-    """Raise unless it is "apply", "drop" or None."""
+    """Raise unless the choice is "apply", "drop" or None."""
     if pending not in ("apply", "drop", None):
         raise ArgumentError(f"pending is 'apply', 'drop' or None, not {pending!r}")
 

@@ -31,7 +31,7 @@ class TrainingState:
     optimizer : str
         The kind of optimizer, for frameworks whose state includes the optimizer's.
     remark : str
-        Text about the optimizer that states also have.
+        Text about the optimizer, also kept in states.
     """
 
     def __init__(self, loop: Loop, optimizer: str = "", remark: str = "") -> None:
@@ -79,7 +79,7 @@ class TrainingState:
         return Pending.of(state["synchronizer"], strategy_of(state), self._loop.layout, self._loop.comm)
 
     def check(self, state: State) -> None:
-        """Raise unless a state is of such an optimizer, and of a model with these tensors."""
+        """Raise unless a state is of this kind of optimizer, and of a model with these tensors."""
         check_origin(state, self._loop.layout, self._loop.strategy.name, self._optimizer)
         if self.moves(state):
             self.pending_in(state)
@@ -144,7 +144,7 @@ def shapes_of(layout: Layout) -> dict[str, list[int]]:
 
 
 def check_origin(state: State, layout: Layout, strategy: str, optimizer: str) -> None:
-    """Raise unless a state is of such an optimizer, and of a model with these tensors."""
+    """Raise unless a state is of this kind of optimizer, and of a model with these tensors."""
     missing = _KEYS - set(state)
     if missing:
         message = f"the state has no {', '.join(sorted(missing))}: it was not made by a DistributedOptimizer"

@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.float64]
 class ExchangeStatus(NamedTuple):
     """Status of all ranks in an exchange."""
 
-    present: Sequence[bool] | None  # flags of tensors with a gradient on any rank; None if all ranks have all
+    present: Sequence[bool] | None  # flags of tensors with a gradient on any rank; None if no rank lacks any
     any_has_batches: bool  # a rank has batches left
     given_up: list[int]  # ranks that gave up the iteration
     rates_differ: bool  # two ranks make steps with different learning rates

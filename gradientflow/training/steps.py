@@ -26,7 +26,7 @@ class Steps:
         self._before: deque[int] = deque(maxlen=_UNDONE)  # earlier values of `next`, the latest last
         self._number = 0
         self._goes_back = False
-        self._counts = 0  # calls of `count`: joining ranks begin with the first
+        self._counts = 0  # number of calls of `count`; only the first admits joining ranks
 
     def count(self, total: int, meet: Callable[[], object], finish: Callable[[], object]) -> Iterator[int]:
         """Give out numbers from 0 to below `total`. The first call of `count` calls `meet` before each number.

@@ -139,7 +139,7 @@ class Survival(ChangingRanks):
         self._met_after = (self.exchanges, _of(loop).exchanges)
 
     def finish(self, loop: Loop, also: Callable[[], object]) -> None:
-        """End training on all ranks, and give late ranks the state of another. No rank waits for returned ranks.
+        """End training on all ranks, and give late ranks another rank's state. No rank waits for ranks that returned.
 
         Work that all ranks have done is not repeated: its result would differ from the result on ranks that have
         returned.
@@ -250,7 +250,7 @@ class Survival(ChangingRanks):
 
     def _gift(self, synchronizer: Survivable, found: Plan) -> object:
         """Return the state that late ranks get from this rank."""
-        everyone_takes = synchronizer.in_step  # otherwise only ranks that begin
+        everyone_takes = synchronizer.in_step  # False: only beginning ranks take it
         replica = self._replica.state(everyone_takes) if everyone_takes or found.gives_replica else None
         return replica, astuple(self.membership), synchronizer.shared_state(found.gives_arrays)
 
