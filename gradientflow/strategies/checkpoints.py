@@ -22,10 +22,10 @@ class Checkpointed:
     def state_dict(self) -> StateDict:
         """Return this rank's state beside the weights. Between iterations; does not communicate.
 
-        It has arrays, numbers, text, None, lists, and dictionaries with text as keys. Arrays have the same shapes at
-        the same places on all ranks. PyTorch's checkpoints save the states of all ranks. Another number of ranks that
-        loads them gets means of arrays of floats, and rank 0's values for everything else; but "rank" is None, in
-        dictionaries with "ranks".
+        The state has arrays, numbers, text, None, lists, and dictionaries with text as keys. Arrays have the same
+        shapes at the same places on all ranks. PyTorch's checkpoints save the states of all ranks. Another number of
+        ranks gets means of arrays of floats, and rank 0's values for everything else; but in dictionaries with "ranks",
+        "rank" is None.
         """
         return {}
 

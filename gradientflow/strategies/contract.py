@@ -177,7 +177,7 @@ class Strategy(Description, ABC):
         return Measured.on(comm, layout, layout.device if self.on_device else "cpu", **times)
 
     def check_traffic(self) -> None:
-        """Raise unless the strategy has a `traffic` of its own, before anything is measured for its prediction.
+        """Raise unless the strategy has a `traffic` of its own; called before measurements.
 
         Raises
         ------
@@ -249,8 +249,8 @@ class Synchronizer(GradientMemory, Checkpointed):
         them, without a copy, until `ready` returns; "elsewhere_until_wait": the same until `wait` has returned, so they
         must not be overwritten or freed before. "none": gradients are only checked to be finite.
     uses_backward_order : bool
-        True if a layout in the actual order of backpropagation makes it faster. Once that order is known, the strategy
-        is bound again.
+        True if exchanges are faster with a layout in the actual order of backpropagation. Once that order is known, the
+        strategy is bound again.
     extra : numpy.ndarray
         ``layout.extra`` numbers of float64 that are averaged along with the gradients. They are written before `flush`;
         after `wait` they are means over the ranks. Like gradients they may be rounded, but a mean is exactly 0 if and
@@ -286,7 +286,7 @@ class Synchronizer(GradientMemory, Checkpointed):
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 
     def check_complete(self) -> None:
-        """Raise if declared attributes are missing or wrong; called once `Strategy.bind` has returned it."""
+        """Raise if declared attributes are missing or wrong; called once `Strategy.bind` has returned."""
         require_one_of(self.strategy, "gradients", get_args(GradientsOfStep))
         require_one_of(self.strategy, "step", get_args(StepMaker))
         require_one_of(self, "gradient_source", get_args(GradientSource))

@@ -33,7 +33,7 @@ class Pending:
     Attributes
     ----------
     residuals : dict of str to array
-        Gradients that this rank has not sent. Their mean over the ranks is what is missing in a step.
+        Gradients that this rank has not sent. A step with their mean over the ranks is still to be made.
     has_momentum : bool
         True if residuals contain the momentum, so that the optimizer has none.
     weights : dict of str to array, or None
@@ -49,7 +49,7 @@ class Pending:
     takes_momentum : bool
         False if the optimizer of the training had to be one without momentum.
     obstacle : str
-        The reason why nothing of it can be applied, and the remedy; empty if it can.
+        The reason why the pending part cannot be applied, and the remedy; empty if it can.
     """
 
     residuals: Arrays = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Pending:
         return not self.residuals and self.weights is None and not self.servers
 
     def has_steps(self) -> bool:
-        """Return True if this rank's weights are not those of the last exchange, or there is a later one."""
+        """Return True if this rank's weights are not those of the last exchange, or a later exchange is under way."""
         if self.weights is None or self.common is None:
             return False
         return self.is_under_way or any(

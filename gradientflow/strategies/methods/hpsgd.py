@@ -411,7 +411,7 @@ class HPSGDSynchronizer(PlacedSynchronizer, Survivable):
         return {"names": self.layout.names, "common": common, "rounds": rounds, "exchanges": self.exchanges}
 
     def catch_up(self, state: Plain, begins: bool) -> None:
-        """Take the common weights of a rank that is ahead. This rank keeps the sums made since that round."""
+        """Take the common weights of a rank that is ahead; keep this rank's sums since the last round was started."""
         for index, common in enumerate(in_order(state["common"], state["names"], self.layout)):
             self._weight(index)[...] = common
         self.rounds, self.exchanges = state["rounds"], state["exchanges"]

@@ -170,7 +170,7 @@ class AdaptiveSynchronizer(TopKSynchronizer):
     def __init__(self, comm: Communicator, layout: Layout, strategy: LAGS) -> None:
         super().__init__(comm, layout, strategy)
         self.stages = stages_of(layout.counts, _LARGE)
-        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # times: each tensor ready, and its selection done
+        self._computing: deque[Times] = deque(maxlen=_REMEMBERED)  # times at which each tensor was ready and selected
         self._selecting: deque[Times] = deque(maxlen=_REMEMBERED)  # seconds for each tensor; NaN without selection
         self._selecting_known = np.zeros(len(layout))  # latest seconds for each tensor
         self._next_fit = max(1, strategy.warmup)  # number of the iteration after which ratios are fitted

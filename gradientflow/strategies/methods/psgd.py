@@ -36,7 +36,7 @@ class PSGD(Strategy):
         return PSGDSynchronizer(comm, layout, self)
 
     def traffic(self, computation: Computation, costs: Costs) -> Traffic:
-        """Return that nothing travels."""
+        """Return traffic without messages."""
         return Nothing()
 
 
