@@ -17,7 +17,7 @@ ALONE = "one rank"
 
 # Number of this rank's restarts by the launcher; set only if the launcher keeps the store where the ranks meet.
 RESTARTS = "GRADIENTFLOW_RESTARTS"
-# Keys in that store: the reason why a rank is missing for good; and, followed by a rank, that it is outside the job.
+# Keys in that store: LACKS has the reason why a rank is missing for good; OUTSIDE/RANK: the rank is outside the job.
 LACKS, OUTSIDE = "lacks", "outside"
 
 PREFIX = "gradientflow"  # prefix of all our keys in a store
@@ -39,7 +39,7 @@ class MeetingPlan:
         Meeting points: ``host:port``, of which the first with a store of the job counts; or ``file:///path``. Empty if
         the ranks meet through MPI or a given store, or there is one rank.
     serves : bool
-        True if this process opens the store there, or if the program's store may end with this process.
+        True if this process opens the store at `at`, or if the program's store may end with this process.
     job : str
         Name that tells the job from other jobs in the same store, equal on all ranks; empty if the token alone does.
     by_mpi : bool

@@ -125,7 +125,7 @@ def consider_rules(
 
 
 def is_mpi_job(variables: Variables, given: InitArguments | None = None, transport: str = "auto") -> bool:
-    """Return True if ranks meet through MPI to exchange messages, where rank and size are known from elsewhere."""
+    """Return True if this is an MPI job; for callers that know rank and size already."""
     if transport != "auto":
         return transport == "mpi"
     return not all(variables.get(name) for name in _MEET) and _by_mpis_launcher(variables, given or InitArguments())
