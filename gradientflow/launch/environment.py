@@ -23,7 +23,7 @@ _PREFIXES = ("GRADIENTFLOW_", "JAX_", "XLA_", "MPITRAMPOLINE_")
 
 def ranks_of_this_job() -> int | None:
     """Return the number of ranks of the job in which MPI's launcher or ours started this process; None outside one."""
-    ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # a size alone is for a later job
+    ours = ["GRADIENTFLOW_SIZE"] if os.environ.get("GRADIENTFLOW_RANK") else []  # without a rank, it is for a later job
     ranks = _number_in_environment(*ours, *(each["WORLD_SIZE"] for each in launcher_variables.MPI))
     return ranks if ranks is not None else tasks_of_step(os.environ)
 

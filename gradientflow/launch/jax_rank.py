@@ -62,7 +62,7 @@ def jax_variables(variables: Variables, port: int | None = None) -> dict[str, st
                 _OPEN_MPI["WORLD_SIZE"]: str(plan.size),
                 _OPEN_MPI["LOCAL_RANK"]: str(_local_rank(variables)),
             }
-        if plan.name in (MASTER, SLURM):  # GRADIENTFLOW_MEET precedes MPI's launcher: see gradientflow.meeting.rules
+        if plan.name in (MASTER, SLURM):  # precedes the variables of Open MPI above: see gradientflow.meeting.rules
             needed |= {
                 "GRADIENTFLOW_MEET": _meeting_points(variables, plan),
                 "GRADIENTFLOW_RANK": str(plan.rank),
@@ -110,7 +110,7 @@ def _coordinator(variables: Variables, plan: MeetingPlan, port: int | None) -> s
 
 
 def _meeting_points(variables: Variables, plan: MeetingPlan) -> str:
-    """Return other meeting points than the launcher's, which other programs may use, too."""
+    """Return meeting points for this job alone: other programs may use the launcher's."""
     if plan.name == SLURM:
         return ",".join(meeting_points(variables, "JAX"))
     host, port = split_address(plan.at[0], plan.name)

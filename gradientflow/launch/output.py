@@ -33,7 +33,7 @@ else:
 
 _PROMPT_SECONDS = 0.1  # delay before the beginning of an unfinished line is forwarded
 _HELD_SECONDS = 1.0  # time after the last output in which a running rank's traceback is held
-_LONGEST_HELD_SECONDS = 1.5  # time after its beginning
+_LONGEST_HELD_SECONDS = 1.5  # the same after the traceback's beginning
 _ENDED_SECONDS = 2.0  # time in which the last traceback of a rank that has ended is held
 _LARGEST_PIPE = 1 << 20  # largest capacity of a pipe of an unprivileged user
 _NAMES = {1: "standard output", 2: "standard error"}
@@ -313,7 +313,7 @@ def _terminal_like(target: int) -> tuple[int, int]:
 
 
 def _read(pipe: int, size: int) -> bytes:
-    """Read from a pipe or a terminal, of which no more can come from processes that have ended."""
+    """Read from a pipe or a terminal; return no bytes once all its writers have ended."""
     try:
         return os.read(pipe, size)
     except OSError as error:

@@ -28,7 +28,7 @@ def begin_of_traceback(lines: bytes) -> int:
 
 
 def shortened(text: bytes) -> bytes:
-    """Leave out the innermost frames if they are inside of this package, and its errors do not report a bug of it."""
+    """Leave out the innermost frames if they are inside of this package, and their error reports no bug of it."""
     return text if os.environ.get("GRADIENTFLOW_DEBUG") == "on" else _INNER.sub(b"", text)
 
 
@@ -43,7 +43,7 @@ def merged(texts: Mapping[int, bytes]) -> list[tuple[list[int], bytes]]:
     Returns
     -------
     list of (list of int, bytes)
-        Ranks, and lines that they have in common. A rank's own lines follow those that it shares.
+        Ranks, and lines that they have in common. A rank's own lines follow the lines that it shares.
     """
     same: dict[bytes, list[int]] = {}
     for rank in sorted(texts):
