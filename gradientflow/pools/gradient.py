@@ -41,10 +41,9 @@ class GradientPool(BasePool):
     """Gradient tensors side by side in node memory, averaged over the ranks without a copy, in the background.
 
     Gradients are written straight into the views. Neighboring tensors are put together into ranges of at least
-    `fusion_threshold` bytes. A range is reduced once all of its tensors are ready and all earlier ranges are under way;
-    later ranges need not be ready. The ranges depend on the shapes and the threshold alone, so ranks need not agree on
-    them. Collective: all ranks make the pool with the same arguments. (GradientFlow paper, sections 2.6 and 3.1: lazy
-    allreduce.)
+    `fusion_threshold` bytes. A range is reduced once all of its tensors are ready and all earlier ranges are under way.
+    The ranges depend on the shapes and the threshold alone, so ranks need not agree on them. Collective: all ranks make
+    the pool with the same arguments. (GradientFlow paper, sections 2.6 and 3.1: lazy allreduce.)
 
     The pool's messages never mix with messages of `comm` or of other pools, whatever the order of calls; it is closed
     with `comm`.

@@ -88,7 +88,7 @@ class ResidualPool(BasePool, ABC):
     def bookkeeping_seconds(self) -> float:
         """Seconds that this rank took in the last iteration to select, gather and scatter entries.
 
-        On a CUDA device it is the host's time to have the device do this work; in a top-k pool it is the device's time.
+        On a CUDA device it is the host's time to launch this work; in a top-k pool, the device's time to do it.
         """
         return float(self._native.bookkeeping_seconds)
 

@@ -48,7 +48,7 @@ class SparseGradientPool(ResidualPool):
         The factor that multiplies the residuals in every iteration: the momentum of the optimizer. With 1 nothing is
         lost; with 0 gradients that are not sent are dropped.
     chunk_size : int, default 32768
-        Elements of a chunk; the last one may have fewer.
+        Elements of a chunk; the last may have fewer.
     extra : int, default 0
         Count of float64 numbers, in the array `extra`, that are averaged with the gradients.
     fusion_threshold, wire, algorithm

@@ -301,7 +301,7 @@ class TopKGradientPool(ResidualPool):
     def consolidated_state_dict(self) -> StateDict:
         """Return the sums over the ranks of residuals and velocities, and the iteration. Collective.
 
-        As in `SparseGradientPool`. It has no thresholds: they are each rank's own, and are estimated again.
+        As in `SparseGradientPool`. The state has no thresholds: they are each rank's own, and are estimated again.
         """
         return {**super().consolidated_state_dict(), "thresholds": np.zeros(0, np.float32)}
 
