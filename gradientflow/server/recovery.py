@@ -152,7 +152,7 @@ class Recovery:
             self.ended = self._first_round
 
     def _is_newer(self, whole: list[tuple[int, int]], parts: list[_Part]) -> bool:
-        """Return True if a rank has the whole state and parts may be older: newer parts may have left with ranks."""
+        """Return True if a rank has the whole state and parts may be older: newer parts may be lost with ranks."""
         return bool(whole) and (not self._in_step or max(whole)[0] >= parts[0].round)
 
     def _absolute(self, rounds: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ _FIELDS = ("rate", "momentum", "weight_decay", "trust")
 
 
 class SettingRows:
-    """Converter of settings to rows, one for all tensors or one for each. Remembers the last rows.
+    """Converter of settings to rows of numbers, one for all tensors or one for each. Remembers the last rows.
 
     Parameters
     ----------
