@@ -75,7 +75,7 @@ class Checkpoint:
         return self._with(state, with_tensors(own) | of_core)
 
     def load(self, state_dict: dict[str, object], pending: str | None = None) -> None:
-        """Load a state dict. Collective if the strategy has a state, or the state is of one that keeps gradients."""
+        """Load a state dict. Collective if the strategy has a state, or the state's strategy keeps gradients."""
         problem: ArgumentError | None = None
         try:
             state_dict = _without_names(self._loop.comm, self._optimizer, self._names, state_dict)
@@ -118,7 +118,7 @@ class Checkpoint:
             self._move(state_dict, own, settled)
 
     def _move(self, state_dict: StateDict, own: StateDict, settled: Settled) -> None:
-        """Load the checked state of another strategy's training. Collective if it is, or this strategy has a state."""
+        """Load another strategy's checked state. Collective if something is pending, or this strategy has a state."""
         found, loop = self._training.pending_in(own), self._loop
         is_collective = self._strategy_has_state or not found.is_empty
         parameters, fused = self._bound.gradients.by_name, self._fused_step
@@ -332,7 +332,7 @@ def _moved(
     found: Pending,
     fused_step: FusedStep | None,
 ) -> Moved:
-    """Return a state as the strategy loads it. Collective if the state is one of ranks that train by themselves."""
+    """Return a state as the strategy loads it. Collective if its ranks have trained by themselves."""
     state = {key: value for key, value in without_names(state_dict).items() if key != _KEY}
     if found.weights is not None:
         core = {key: own.get(key) or {} for key in _NO_STATE}

@@ -82,10 +82,10 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         The gradients to send, and when: a strategy, or its text, such as ``"csc(density=0.1)"``. By default
         `strategies.Dense`: all gradients in every iteration.
     fusion_threshold : int, float or str, default "auto"
-        The least number of bytes of gradients sent together, see `GradientPool`. Other strategies have their own.
+        The least number of bytes of gradients sent together, see `GradientPool`. Only without `strategy`.
     wire : str, optional
-        The format to which float32 gradients are rounded between nodes, as in `Communicator.allreduce`. Other
-        strategies have their own.
+        The format to which float32 gradients are rounded between nodes, as in `Communicator.allreduce`. Only without
+        `strategy`.
     accumulation_steps : int, default 1
         Average only in every n-th backward pass; gradients add up in between. The sum is not divided by n.
     fused : bool, optional
@@ -94,8 +94,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     share : {"node"}, optional
         With "node" the ranks of a node train on one copy of parameters and optimizer state, of which each rank updates
         a slice in every step, while it averages the gradients of that slice. ``grad`` is then not the mean, and must
-        not be changed between ``backward()`` and `step`; and only steps may write parameters. Other strategies have
-        their own.
+        not be changed between ``backward()`` and `step`; and only steps may write parameters. Only without
+        `strategy`.
     loss_scale : float, "dynamic" or gradientflow.optimizers.LossScale, optional
         The factor by which `scale` multiplies the loss, and `step` divides the gradients. If given, all ranks skip a
         step with infinite or NaN gradients.
@@ -293,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         self._inner.state = state
 
     def state_dict(self) -> StateDict:
-        """Return the state dict of the optimizer. The wrapped optimizer can load this state dict, and the reverse.
+        """Return the state dict of the optimizer. The wrapped optimizer can load it, and vice versa.
 
         An entry "gradientflow" has the state of the strategy, and of the core if it makes the step. State of the
         strategy, such as residuals, is this rank's own: either each rank saves and loads its own state dict, or all use
@@ -315,9 +315,9 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     def load_state_dict(self, state_dict: dict[str, object], pending: str | None = None) -> None:
         """Load a state dict of a DistributedOptimizer with any strategy, or of the wrapped optimizer.
 
-        Collective if the strategy or the state's has a state, such as residuals; otherwise one rank may load alone, and
-        then call `broadcast_optimizer_state`. With a state dict of a plain optimizer, or of another strategy, the
-        strategy restarts.
+        Collective if this strategy or the saved strategy has a state, such as residuals; otherwise a rank may load
+        alone, and then call `broadcast_optimizer_state`. With a state dict of a plain optimizer, or of another
+        strategy, the strategy restarts.
 
         Parameters
         ----------
@@ -572,8 +572,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         """Allow the ranks different numbers of iterations in a ``with`` block. Collective.
 
         A rank that leaves the block contributes zeros until all ranks have left it. Means are always over all ranks. At
-        the
-        end all ranks get the parameters and the optimizer state of a rank with the most iterations. Ranks that have
+        the end all ranks get the parameters and the optimizer state of a rank with the most iterations. Ranks that have
         left the block do not take part in its other collective calls.
         """
         self._check_open()

@@ -1,4 +1,4 @@
-"""A model with one copy of its parameters per node: checks that only steps write them, and are completed."""
+"""A model with one copy of its parameters per node: checks that only steps write them, and completely."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from gradientflow.config import Config
 
-Options: TypeAlias = Any  # of a group or a call, which PyTorch has in C++
+Options: TypeAlias = Any  # options of a group or a call, objects of PyTorch's C++
 
 
 class _WithTimeout(Protocol):

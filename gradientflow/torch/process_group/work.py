@@ -62,7 +62,7 @@ class Work(dist.Work):
         The stream that was current when the call was made; only for tensors on a CUDA device.
     """
 
-    # Values for a finished call on the host, which then need not be set.
+    # Values of a finished call on the host, for which none of these need be set.
     _claimed = False  # True once a caller has waited for it
     _ended = True
     _calls: Sequence[Pending] = ()
@@ -70,7 +70,7 @@ class Work(dist.Work):
     _limit: float | None = None
     _stream: devices.Stream = None
     _device = devices.HOST
-    _end: torch.cuda.Event | None = None  # after the results, if these come later than the end of the calls
+    _end: torch.cuda.Event | None = None  # event after the results, if these come later than the end of the calls
     _error: Exception | None = None
     _lock = threading.RLock()  # reentrant: a signal handler or a garbage collection may ask for the future meanwhile
 
