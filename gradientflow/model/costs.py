@@ -21,7 +21,7 @@ _PAYLOAD = 1448 / 1538  # share of user data in full Ethernet frames of TCP, wit
 
 @dataclass(frozen=True)
 class Call:
-    """A call, in terms of `schedule_of`."""
+    """A call: arguments of `schedule_of`."""
 
     kind: str
     count: int

@@ -25,7 +25,7 @@ from .timing import average_pool, median_seconds_of
 
 SIZES = (256, 2048, 8192, 32_768, 131_072, 524_288, 2_097_152)  # elements of float32
 _BURSTS = (0, *(1 << power for power in range(14, 23)))  # bytes
-_CLEARLY = 0.8  # largest ratio of two bursts' errors at which one is clearly better
+_CLEARLY = 0.8  # a burst with an error below this share of another's is clearly better
 _REST = 5e-3  # seconds before each call, in which token buckets of the network fill up
 _BUDGET, _QUICK_BUDGET = 2.0, 0.05  # seconds of all calls
 _PASSED = 1 << 24  # elements over which a rank passes: more than caches can hold
@@ -222,11 +222,11 @@ def fit_nonnegative(rows: Floats, seconds: Floats, wanted: Floats | float = 1.0)
     Parameters
     ----------
     rows : numpy.ndarray
-        The columns.
+        A matrix of the columns.
     seconds : numpy.ndarray
-        The seconds that the columns explain, by row.
+        Measured seconds, by row.
     wanted : numpy.ndarray or float
-        The share of the seconds that the columns explain.
+        The share of the seconds that the weighted columns add up to.
     """
     weighted = rows / seconds[:, None]
     wanted = np.ones(len(seconds)) * wanted
@@ -273,7 +273,7 @@ def _measure_pass(comm: Communicator) -> float:
 
 
 def _measure_pass_on(comm: Communicator, device: str | int) -> float:
-    """Return these seconds for memory of a device, from kernels of a sparse pool that pass over it."""
+    """Return the seconds per byte for memory of a device, from kernels of a sparse pool that pass over it."""
     times = np.zeros(_PASSES_ON + 2)
     with SparseGradientPool(comm, [_PASSED_ON], device=device) as pool:
         for turn in range(len(times)):

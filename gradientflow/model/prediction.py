@@ -38,7 +38,7 @@ class Prediction:
     step : Step
         The mean step.
     alone_seconds : float
-        The mean step of the same ranks without communication, in which no rank waits for another rank.
+        The mean step of the same ranks without communication, in which no rank waits.
     memory : float
         Bytes that a rank needs beside weights, gradients and the state of the optimizer.
     """

@@ -49,7 +49,7 @@ class Schedule:
 
 
 class Lane(NamedTuple):
-    """The messages of a lane: arrays by member; `rounds` as in `Schedule`."""
+    """The messages of a lane, a list of ranks: arrays by its members; `rounds` as in `Schedule`."""
 
     rounds: int
     messages: Counts
