@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from gradientflow.agreement import Kinds
 from gradientflow.communicator import Communicator
+from gradientflow.errors import RecoverableError
 from gradientflow.strategies import Synchronizer
 from gradientflow.strategies.update import Phase
 
@@ -86,13 +87,13 @@ class FixedRanks:
     """
 
     may_change = False  # ranks may be lost, or join
-    _not_surviving = nullcontext()
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm  # communicator of the ranks that take part now
         self.here = comm  # communicator of the loop: `comm`, or this rank's own until it takes part
         self.entries: Kinds = {}  # values that must be the same on all ranks
         self.membership = self._membership_before = Membership.of(comm)  # ranks now, and when the last iteration began
+        self._steps = 0  # iterations that have ended
 
     @property
     def changed(self) -> bool:
@@ -117,17 +118,29 @@ class FixedRanks:
 
     def defers(self, error: BaseException) -> bool:
         """Return True if an error may be dropped here: `Synchronizer.wait` raises it again, in a `surviving` block."""
+        self._name_step(error)
         return False
 
-    def surviving(self, loop: Loop, *, has_gradients: bool) -> AbstractContextManager[object]:
-        """Return a context that survives the loss of ranks in its ``with`` block.
+    @contextmanager
+    def surviving(self, loop: Loop, *, has_gradients: bool) -> Iterator[None]:
+        """Survive the loss of ranks in a ``with`` block; here its error is raised, with the number of the step.
 
         `has_gradients`: True if gradients of this rank are lost with the iteration.
         """
-        return self._not_surviving
+        try:
+            yield
+        except RecoverableError as error:
+            self._name_step(error)
+            raise
+
+    def _name_step(self, error: BaseException) -> None:
+        """Begin the message of a lost rank's error with this rank's step: another rank may have made fewer."""
+        if isinstance(error, RecoverableError):
+            error.args = (f"in step {self._steps + 1} of rank {self.comm.rank}, {error}",)
 
     def ended(self, loop: Loop, phase: Phase) -> None:
         """Note that an iteration has ended on this rank, AVERAGED if it has a result for a step."""
+        self._steps += 1
 
     def allow_step(self) -> None:
         """Wait until the optimizer's state may change."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from loops import make_step
+from loops import array_loop, make_step
 from marks import on_ranks
 from support import RANK, SIZE, raises, run_checks
 
 import gradientflow as gf
-from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.errors import ArgumentError, NonFiniteError, PeerError
 
 Pool = gf.GradientPool | gf.SparseGradientPool
 
@@ -226,6 +227,18 @@ def check_an_iteration_of_nobody(comm: gf.Communicator) -> None:
                 pool.ready(1)
             pool.wait()
             assert optimizer.step()
+
+
+def check_a_forgotten_step_is_named(comm: gf.Communicator) -> None:
+    """One rank makes fewer steps than others, or one more."""
+    for strategy, is_more in itertools.product(("dense", "csc(chunk_size=4)", "lags"), (False, True)):
+        steps = 3 + ((RANK == 0) == is_more)
+        with array_loop(comm, strategy, shapes=[(40,), (24,)]) as (training, optimizer):
+            for _ in range(3):
+                make_step(training, optimizer)
+            if steps > 3:
+                with raises(PeerError, f"in step 4 of rank {RANK}, rank ", "has closed its "):
+                    make_step(training, optimizer)
 
 
 run_checks(
