@@ -30,3 +30,6 @@ SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RA
 MPI = (OPEN_MPI, MPICH, MVAPICH)
 # Signs of an srun that starts processes for MPI. Ranks and sizes come from Slurm's own variables.
 MPI_OF_SLURM = ("PMIX_RANK", "PMI_CONTROL_PORT")
+
+# Beginning of the paths of pipes for the ranks' standard error; a rank's path ends with its number.
+PIPES = "GRADIENTFLOW_STDERR_PIPES"

@@ -10,8 +10,9 @@ The launcher is a child of this process, and the ranks are children of the launc
 MPI's launchers kill ranks a quarter of a second after asking them to end. If all ranks are on this machine and handle
 SIGTERM, this process asks the ranks itself, and tells the launcher only after the grace period.
 
-MPI's launchers silently drop output that they cannot write, for example to a full disk. Their output therefore goes
-through this process, as the output of ranks goes through our own launcher.
+MPI's launchers silently drop output that they cannot write, for example to a full disk, and mix lines of ranks. Their
+output therefore goes through this process, as the output of ranks goes through our own launcher. If all ranks are on
+this machine, their standard error comes here directly, so that equal tracebacks are shown once.
 
 SIGUSR1, SIGUSR2 and the signals that stop and continue a job are relayed. The files of MPI's launcher are in a folder
 made for this job, which is removed even if the launcher or this process is killed.
@@ -69,6 +70,10 @@ class Job:
         True if rank 0 reads this process's standard input; otherwise the job can run in a shell's background.
     is_mpi : bool
         True if the launcher belongs to an MPI library: it needs a folder for its files.
+    ranks_here : int
+        Ranks of MPI's launcher if all are on this machine: their standard error comes here directly, in whole lines.
+    label : bool
+        True to begin each line of it with the rank, as MPI's launcher begins the lines of standard output.
     starts_mpi : bool
         True if the command is no MPI launcher, but may start such a launcher.
     grace : float
@@ -81,6 +86,8 @@ class Job:
     timeout: float | None = None
     reads_input: bool = False
     is_mpi: bool = False
+    ranks_here: int = 0
+    label: bool = False
     starts_mpi: bool = False
     grace: float = GRACE_SECONDS
 
@@ -119,10 +126,11 @@ def _run(job: Job, scratch: Scratch | None) -> int:
     folder = {} if scratch is None else {SESSION_FOLDER: scratch.path}
     output = Output() if job.is_mpi and job.output is None else None
     pipes = [] if output is None else [output.pipe_to(Stream(target)) for target in (1, 2)]
+    pipes_of_ranks = _pipes_of_ranks(output, job, scratch.path) if output is not None and scratch is not None else {}
     try:
         launcher = subprocess.Popen(
             job.command,
-            env={**folder, **os.environ, **job.environment},
+            env={**folder, **os.environ, **job.environment, **pipes_of_ranks},
             pass_fds=[] if scratch is None else [scratch.holder],
             stdin=None if job.reads_input else subprocess.DEVNULL,
             stdout=pipes[0] if pipes else job.output,
@@ -153,6 +161,16 @@ def _run(job: Job, scratch: Scratch | None) -> int:
     if launcher.returncode != 0:
         return launcher.returncode if launcher.returncode > 0 else 128 - launcher.returncode
     return int(output is not None and output.is_lost)
+
+
+def _pipes_of_ranks(output: Output, job: Job, folder: str) -> dict[str, str]:
+    """Make a named pipe for the standard error of each rank; return the variable by which the ranks find them."""
+    begin = os.path.join(folder, "stderr")
+    for rank in range(job.ranks_here):
+        os.mkfifo(f"{begin}{rank}", 0o600)
+        label = f"[{rank}]<stderr>: ".encode() if job.label else b""
+        output.follow(os.open(f"{begin}{rank}", os.O_RDONLY | os.O_NONBLOCK), Stream(2, label, rank=rank))
+    return {launcher_variables.PIPES: begin} if job.ranks_here else {}
 
 
 def report_end(number: signal.Signals, more: str = "") -> None:

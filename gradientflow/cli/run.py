@@ -32,6 +32,7 @@ from gradientflow.launch import (
     check_min_ranks,
     command_lines,
     command_over_tcp,
+    in_allocation,
     jax_program,
     launch_environment,
     mpirun_command,
@@ -181,7 +182,8 @@ def run(
         click.echo(" ".join([*(f"{name}={value}" for name, value in environment.items()), shlex.join(command)]))
         return 0
     check_hosts(hosts)
-    return run_job(Job(command, environment, reads_input=True, is_mpi=True, grace=grace))
+    here = ranks + servers if ranks + servers > 1 and hosts is None and not in_allocation() else 0
+    return run_job(Job(command, environment, reads_input=True, is_mpi=True, ranks_here=here, label=label, grace=grace))
 
 
 def executable(program: tuple[str, ...], *, elsewhere: bool) -> list[str]:

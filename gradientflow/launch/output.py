@@ -146,11 +146,15 @@ class Output:
         if is_terminal and not (stream.label or stream.mark):
             return None
         read, write = _terminal_like(stream.target) if is_terminal and stream.label else os.pipe()
-        self._streams[read] = stream
+        self.follow(read, stream)
+        return write
+
+    def follow(self, pipe: int, stream: Stream) -> None:
+        """Forward a stream from the reading end of a pipe."""
+        self._streams[pipe] = stream
         if stream.rank is not None:
             self._compared.append(stream)
-        self._selector.register(read, selectors.EVENT_READ)
-        return write
+        self._selector.register(pipe, selectors.EVENT_READ)
 
     def start(self) -> None:
         """Start the thread; called once all processes have been started."""

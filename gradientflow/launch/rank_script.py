@@ -10,6 +10,7 @@ the package by their paths. It is no shell script, as a shell drops variables wh
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -36,6 +37,7 @@ def main() -> int:
     here = os.path.dirname(__file__)
     sys.path += [here, os.path.dirname(here)]
     place = _set_place()
+    _use_own_pipe(place["RANK"])
     ranks_here = place["LOCAL_WORLD_SIZE"]
     if binding not in ("none", "auto") or (binding == "auto" and ranks_here > 1):
         import machine  # type: ignore[import-not-found]
@@ -51,11 +53,23 @@ def main() -> int:
     return _NOT_STARTED
 
 
+def _use_own_pipe(rank: int) -> None:
+    """Write standard error to this rank's pipe, if `gradientflow run` has made one: MPI's launcher mixes lines."""
+    import launcher_variables  # type: ignore[import-not-found]
+
+    if pipes := os.environ.pop(launcher_variables.PIPES, ""):
+        with contextlib.suppress(OSError):  # the command has ended
+            pipe = os.open(f"{pipes}{rank}", os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(pipe, True)
+            os.dup2(pipe, 2)
+            os.close(pipe)
+
+
 def _set_place() -> dict[str, int]:
     """Set the variables of PyTorch's launcher from MPI's variables; return the values for this rank."""
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:  # left by an outer job
         del os.environ[name]
-    import launcher_variables as launchers  # type: ignore[import-not-found]
+    import launcher_variables as launchers
 
     names = launchers.OPEN_MPI if os.environ.get(launchers.OPEN_MPI["WORLD_SIZE"]) else launchers.MPICH
     place = {name: int(os.environ[source]) for name, source in names.items()}

@@ -413,6 +413,26 @@ as_strategy("denes" if rank < 2 else "cscs")
 """
 
 
+# MPI's launcher ends ranks soon after one fails, perhaps before they have written their tracebacks.
+WRONG_WITHOUT_END = f"""
+import os, sys, traceback
+sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(0))
+{WRONG.strip()}
+"""
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--label",), marks=pytest.mark.thorough)])
+@needs_mpi
+def test_a_mistake_of_several_ranks_is_shown_once_over_mpi(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    program = write(tmp_path / "wrong.py", WRONG_WITHOUT_END)
+    ended = run("--transport", "mpi", *options, "-n", 3, "--", program)
+    assert ended.returncode == 0, ended.output
+    assert len(re.findall(r"^(?:\[.*)?[0-2] begins$", ended.stderr, re.M)) == 3, ended.stderr
+    assert ended.stderr.count("Traceback (most recent call last)") == 2, ended.stderr
+    assert "parsing.py" not in ended.stderr
+    assert re.search(r"^\[rank(s 0-1| [01])\] (Traceback|the same traceback as on rank [01]$)", ended.stderr, re.M)
+
+
 def test_a_mistake_of_several_ranks_is_shown_once(run: Run, tmp_path: Path) -> None:
     """With the program's own line above the sentence, and without frames inside of the package."""
     program = write(tmp_path / "wrong.py", WRONG)
