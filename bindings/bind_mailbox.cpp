@@ -1,4 +1,4 @@
-// gradientflow._core.Mailbox, Transfer and Arrival: messages by the address of their memory. See gradientflow/mailbox.py.
+// gradientflow._core.Mailbox, Transfer, Arrival: messages by the address of their memory. See gradientflow/mailbox.py.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
