@@ -3,7 +3,8 @@
 //
 // Values on a device are ready in a stream: the framework's current one if it is known (PyTorch, and version 3 of the
 // CUDA array interface, which CuPy and Numba have), otherwise the default stream, in which producers for DLPack make
-// their values ready. Then the stream of the next use is unknown, too, and the host has to wait.
+// their values ready. In that last case the stream that will use the result is unknown, too, so the host waits until
+// the device has finished the call.
 #pragma once
 
 #include <pybind11/pybind11.h>

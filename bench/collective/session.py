@@ -118,7 +118,7 @@ class CollectiveSession(Session[int, Contestant, Result]):
         return summarize(case, contestant, self.comm.nodes, wrong, times, link_seconds)
 
     def series(self, case: Case, contestants: list[Contestant]) -> tuple[Series, Series | None]:
-        """Write values on the device for arrays there, and add the series of calls without a wait for the device."""
+        """On a device, write values there, and make two series: of calls that wait for the device, and of launches."""
         if self._device is None:
             return super().series(case, contestants)
         barrier, on_device = self.comm.barrier, DeviceFreshValues(case, alphabet(case), self.next_seed())

@@ -20,7 +20,7 @@ std::size_t number_of_lanes(const transport::Topology& topology, bool lanes) {
   return smallest;
 }
 
-// Driver of this rank's lane.
+// Drives this rank's lane: the allreduce of its slice between nodes.
 class Driver {
  public:
   Driver(const Levels& levels, const transport::Signature& signature)

@@ -58,7 +58,7 @@ class ServedStrategy(Strategy):
     gradients = "consumed"
     effect = "stale"
     waits: bool = True  # True if a worker waits for the servers in every step
-    local_passes: float = 0.0  # bytes of memory, for each weight, in the step that a worker makes by itself
+    local_passes: float = 0.0  # bytes of memory read and written, for each weight, in a worker's own step
     options = ("wire", "fusion_threshold")
     wire: str | None
     fusion_threshold: float | str
@@ -133,7 +133,7 @@ class ServedSynchronizer(PlacedSynchronizer, Survivable):
                 raise ArgumentTypeError(message)
         super().__init__(comm, layout, strategy)
         self._core = core.local_updates
-        self._is_zero = [True] * len(layout.groups)  # flags of dtypes whose memory is zero
+        self._is_zero = [True] * len(layout.groups)  # flags by dtype: True if the memory of its gradients is zero
         self._groups = [0] * len(layout)
         for group, (_, indices) in enumerate(layout.groups):
             for index in indices:

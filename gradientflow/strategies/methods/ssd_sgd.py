@@ -141,7 +141,7 @@ class SSDSGD(ServedStrategy):
 
     @property
     def local_passes(self) -> float:  # type: ignore[override]
-        """Bytes of memory for each weight: gradient, weights, and weights of the last pull."""
+        """Bytes of memory that the local update reads and writes, for each weight."""
         return {"none": 0.0, "sgd": 12.0, "glu": 20.0, "dc_asgd": 28.0}[self.local_update]
 
 
@@ -167,7 +167,7 @@ class DelayedSynchronizer(ServedSynchronizer):
         self._before: list[Array] = [_zeros(n) for n in layout.counts] if rule == "dc_asgd" else []
         self._has_pre_weights = False
         self._unseen: list[Push] = []  # pushes whose rounds have not been waited for
-        self._was_skipped = False  # a round waited for since the last pull was skipped
+        self._was_skipped = False  # a skipped round has been waited for since the last pull
 
     # ---- the moments of an iteration -----------------------------------------------------------------------------
 

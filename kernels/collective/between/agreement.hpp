@@ -39,7 +39,7 @@ class Agreement {
   [[nodiscard]] static bool is_direct(int nodes) { return nodes <= 8; }
 
   // Returns the combined statement of all leaders; for few nodes. parts[i], unless `parts` is empty, travels to leader
-  // i; received() returns the parts from other leaders. All parts for the same leader must be of equal size.
+  // i; received() returns the parts from other leaders. Parts for one leader, its own included, must be of equal size.
   Statement agree_directly(Statement word, std::span<const std::span<const std::byte>> parts);
   [[nodiscard]] const std::byte* received(std::size_t leader) const {
     return incoming_[leader].data() + sizeof(Statement);

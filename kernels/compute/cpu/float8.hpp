@@ -42,8 +42,8 @@ struct Float8 {
     return floats_of((is_above(magnitude, smallest_normal - 1) ? normal : subnormal) | sign);
   }
 
-  // Rebias and round by adding, as in Float16Format; the last bit of 2^14 is worth as much as the last bit of a
-  // subnormal.
+  // Rebias and round by adding, as in Float16Format. For a subnormal result the processor rounds when 2^14 is added:
+  // the last bit of 2^14 in float32 is worth 2^-9, like the last bit of a subnormal float8_e4m3.
   [[gnu::always_inline]] static void store_ordered(std::byte* address, Floats values) {
     constexpr std::int32_t smallest_normal = 121 << 23;  // 2^-6
     constexpr std::int32_t largest = 0x43e00000;         // 448

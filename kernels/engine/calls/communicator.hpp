@@ -2,10 +2,10 @@
 // closing does nothing.
 //
 // Files: communicator.cpp has construction, closing and blocking calls; communicator_background.cpp asynchronous calls;
-// communicator_messages.cpp sends and receives; communicator_recovery.cpp communicators without dead ranks or with
-// joiners. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves one call at a time. run() passes it
-// execute(), or serve() while a timeline is written; both run in the caller's thread. submit() passes it serve(), or
-// serve_in_background() for a tensor on a device; both run in the progress thread.
+// communicator_messages.cpp has sends and receives; communicator_recovery.cpp makes communicators without dead ranks,
+// or with joiners. Turns (turns.hpp; turns_prepared.cpp for prepared calls) serves one call at a time: for run(),
+// execute(), or serve() while a timeline is written, in the caller's thread; for submit(), serve(), or
+// serve_in_background() for a tensor on a device, in the progress thread (with `release`, possibly in the caller's).
 #pragma once
 
 #include <cstdint>
@@ -86,7 +86,7 @@ class Communicator {
   // Runs several calls and the work between them in the background, as one call.
   std::shared_ptr<Handle> submit(std::function<void(collective::Group&)> work);
 
-  // True if the node has cores for more threads than its ranks' own, by the setting `progress` or by count.
+  // True if `progress` is "thread", or if it is "auto" and the node has at least two cores for each of its ranks.
   [[nodiscard]] bool has_cores_for_threads() const;
 
   // Serve prepared calls in turn, in the order of start(). finish() throws the call's error, or Error(timeout) if the
@@ -151,14 +151,15 @@ class Communicator {
   // Throws the errors that recover() throws before it changes anything.
   void check_recoverable(std::optional<int> min_ranks) const;
 
-  // Forward to Endpoint: return the number of ranks the whole job has had, and an endpoint of these ranks and joiners.
+  // Forward to Endpoint: return the number of ranks that the job has had, and an endpoint of this communicator's ranks,
+  // followed by the joiners at `addresses`, whose ranks in the job begin at `first`.
   [[nodiscard]] int job_size();
   [[nodiscard]] std::unique_ptr<transport::Endpoint> widen(std::span<const std::string> addresses, int first);
 
   // Closes this communicator and returns a communicator of its ranks, followed by the joiners of `widened`, which call
-  // enter() once `invite` has told them. Collective; errors as in recover(). Leaves out dead joiners, and all joiners
-  // if setup with joiners fails. If a rank has died, or calls recover() because it has heard of a death, no joiner is
-  // told, and the new communicator has only the survivors.
+  // enter() once `invite` has sent their invitations. Collective; errors as in recover(). Leaves out dead joiners, and
+  // all joiners if setup with joiners fails. If a rank has died, or calls recover() because it has heard of a death,
+  // `invite` is not called, and the new communicator has only the survivors.
   std::shared_ptr<Communicator> welcome(std::unique_ptr<transport::Endpoint> widened, std::optional<int> min_ranks,
                                         const std::function<void()>& invite);
   // Returns the same communicator on a joiner; the first `former` ranks of `widened` are the old communicator's. Throws
@@ -180,7 +181,7 @@ class Communicator {
   static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
                                             const Communicator* within, std::string name);
 
-  // Membership and terms of a communicator to be made.
+  // Ranks of a communicator to be made, the decision about them, and the smallest number that must be left.
   struct PendingMembership {
     std::unique_ptr<transport::Endpoint> talk;
     transport::Decision decision;

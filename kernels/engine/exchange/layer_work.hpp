@@ -79,7 +79,8 @@ class LayerWork {
   virtual compute::Selected select(const compute::Select& call);
   [[nodiscard]] virtual double sum_of_squares(const void* source, DType dtype, std::size_t count, float scale);
   // Sets gradient = (velocity + residual) / how.scale, where velocity = momentum * velocity + gradient * scale; without
-  // momentum correction, velocity = gradient * scale. Computes in next_residual, and leaves the rest there.
+  // momentum correction, velocity = gradient * scale. Computes in next_residual. With 16-bit gradients
+  // or a limit, leaves there the difference between the sum and the gradient.
   virtual void add_kept(const LayerJob& job, const Selection& how, float scale);
 
  private:
