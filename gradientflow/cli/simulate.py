@@ -99,6 +99,11 @@ def simulate(
         raise ArgumentError("say what the link is: --link 25gbit,20us, or --link-from FILE of gradientflow tune")
     found = Link.parse(link) if link is not None else Link.load(str(link_from))
     numbers = _numbers(hosts)
+    if max(numbers) > 1 and found.per_byte == found.latency == 0:
+        raise ArgumentError(
+            f"{link_from} has no link between hosts, since all ranks that measured it were on one: "
+            "tune on several hosts, or say --link 25gbit,20us"
+        )
     if max(numbers) * ranks_per_host > _MOST_RANKS:
         raise ArgumentError(f"at most {_MOST_RANKS:,} ranks are simulated, not {max(numbers) * ranks_per_host:,}")
     computation, what = computation_from(model, step, backward, trace)

@@ -109,7 +109,8 @@ def tune(
         predictions = [predict(each, computation, costs) for each in chosen]
         order = np.argsort([each.step.seconds for each in predictions], kind="stable")
         comm.broadcast(order)  # the last bits of the fits may differ between ranks
-        print_text(console, f"{where}: {fit.link}")
+        between = len(where.nodes) > 1
+        print_text(console, f"{where}: {fit.link if between else 'the memory of one host'}")
         print_table(_points(fit), console)
         timed = ", and measured with a timed wait for computation" if measure else ""
         print_text(console, f"\n{what}: predicted{timed}")
@@ -131,8 +132,9 @@ def tune(
             sentences = advice(candidates, there)
             facts = f"{where} over {where.transport}, {what}, {time.strftime('%Y-%m-%d %H:%M')}"
             remarks = [facts, remark, *sentences]
-            write_settings_file(output, replace(before, strategy=strategy, link=asdict(fit.link)), remarks)
-            for paragraph in filter(None, (remark, _outcome(output, strategy), "\n".join(sentences))):
+            link = asdict(fit.link) if between else before.link
+            write_settings_file(output, replace(before, strategy=strategy, link=link), remarks)
+            for paragraph in filter(None, (remark, _outcome(output, strategy, between), "\n".join(sentences))):
                 print_text(console, f"\n{paragraph}")
             if json_output:
                 entries = [
@@ -179,9 +181,13 @@ def _measure(
     return measured
 
 
-def _outcome(output: str, strategy: str | None) -> str:
-    """Return words for the effect of the written file."""
+def _outcome(output: str, strategy: str | None, between: bool) -> str:
+    """Return words for the effect of the written file, with a link if ranks are on several hosts."""
     link = f"The link is in {output}: gradientflow simulate --link-from {output}"
+    if not between:
+        link = (
+            "All ranks are on one host, so no link was measured; for several, gradientflow simulate --link 1gbit,50us"
+        )
     if strategy is None:
         return link
     where = "in this folder" if output == NAME else f"with {VARIABLE}={output}"

@@ -144,8 +144,14 @@ def test_tune_takes_a_trace_and_writes_json(command_line: Run, tmp_path: Path) -
     assert found.stderr.splitlines()[-len(data["advice"]) :] == data["advice"]
 
 
-@pytest.mark.parametrize("words", ["dense", pytest.param("dense; diloco(period=5)", marks=pytest.mark.thorough)])
-def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "hosts"), [("dense", 2), pytest.param("dense; diloco(period=5)", 1, marks=pytest.mark.thorough)]
+)
+def test_tune_measures_a_link_that_simulate_takes(
+    command_line: Run, tmp_path: Path, words: str, hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of one host have no link: the file then gets none."""
+    monkeypatch.setenv("GRADIENTFLOW_NODE_SIZE", str(2 // hosts))
     path = tmp_path / "gradientflow.toml"
     write_settings_file(str(path), SettingsFile(strategy="lags", settings={"timeout": 99}))
     options = ("--model", "lstm", "--step", "5ms", "--measure", "1", "--strategy", words)
@@ -157,8 +163,11 @@ def test_tune_measures_a_link_that_simulate_takes(command_line: Run, tmp_path: P
     assert "sets timeout=99" in found.stderr
     written = read_settings_file(path)
     assert (written.strategy, written.settings) == ("dense", {"timeout": 99})
+    assert ("no link was measured" in found.stdout) == (not written.link) == (hosts == 1)
     again = command_line("simulate", "--link-from", str(path), "--strategy", "dense")
-    assert again.returncode == 0, again.stderr
+    assert (again.returncode == 0) == (hosts == 2), again.stderr
+    write_settings_file(str(path), SettingsFile(link={"per_byte": 0.0, "latency": 0.0}))
+    assert "has no link between hosts" in command_line("simulate", "--link-from", str(path)).stderr
 
 
 def test_tune_says_at_once_that_its_file_cannot_be_written(command_line: Run) -> None:

@@ -31,9 +31,13 @@ def test_groups_begin_with_exact_strategies_and_end_with_those_that_exchange_not
 @pytest.mark.parametrize(
     ("seconds", "beginnings"),
     [
-        ({"dense": 0.134, "lags": 0.092, "psgd": 0.01}, ["take lags: 92 ms in place of 134; it sends a part later"]),
+        ({"dense": 0.134, "lags": 0.092, "psgd": 0.01}, ["take lags: 92 ms in place of 134 with dense; it s"]),
+        ({"dense": 0.134, "diloco": 0.092, "lags": 0.095}, ["take lags: 95 ms in place of 134 with dense; it sends"]),
         ({"dense": 0.134, "auto": 0.12, "csc": 0.1}, ["take auto: 120 ms in place of 134", "take csc: 100 ms"]),
-        ({"dense": 0.134, "auto": 0.1, "csc": 0.1}, ["take auto: 100 ms in place of 134; the result is the same"]),
+        (
+            {"dense": 0.134, "auto": 0.1, "csc": 0.1},
+            ["take auto: 100 ms in place of 134 with dense; the result is the same"],
+        ),
         ({"dense": 0.0134, "auto": 0.0133, "psgd": 0.001}, ["stay with dense: 13.4 ms"]),
     ],
 )

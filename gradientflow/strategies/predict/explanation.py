@@ -14,7 +14,7 @@ from gradientflow.model.pooled import counts_of, dense_traffic
 from gradientflow.model.prediction import SendsTraffic
 from gradientflow.model.traffic import Step
 from gradientflow.strategies.layout import Layout
-from gradientflow.strategies.predict.ranking import WORTH_IT, Ranked, advice
+from gradientflow.strategies.predict.ranking import WORTH_IT, Named, Ranked, advice, better
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,7 @@ class Measured:
             replace(self.computation, dtype="float32"), len(self.costs.cluster.nodes), "auto", None, "auto"
         )
         step, dense = self.step(strategy), traffic.step(self.computation, self.costs)
+        used, plain = Ranked(strategy, step.seconds), Ranked(Named("dense"), dense.seconds)
         return Explanation(
             name,
             self.costs.cluster.ranks,
@@ -164,7 +165,7 @@ class Measured:
             dense,
             self.computation.seconds,
             self.remark,
-            advice=self.advice([Ranked(strategy, step.seconds)], Ranked("dense", dense.seconds)),
+            advice=self.advice([used], plain) if better([used], plain) else self.advice([plain], used),
         )
 
     def advice(self, candidates: Sequence[Ranked], present: Ranked) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 WORTH_IT = 1.02  # a smaller gain is within the variation of a step
+_CLOSE = 1.05  # steps this close count as equally long: the effect on the result decides
 
 
 class Effect(NamedTuple):
@@ -61,6 +62,17 @@ class Ranked(NamedTuple):
     seconds: float
 
 
+class Named(NamedTuple):
+    """The name and effect of a strategy that is not there as an object."""
+
+    name: str
+    effect: str = "exact"
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
 Row = TypeVar("Row")
 
 
@@ -98,9 +110,11 @@ def grouped(rows: Iterable[tuple[object, float, Row]]) -> list[tuple[str, list[R
 
 
 def fastest(candidates: Iterable[Ranked]) -> Ranked | None:
-    """Return the strategy with the shortest step; of equally fast strategies, the first in the order of `EFFECTS`."""
-    order = list(EFFECTS)
-    return min(candidates, key=lambda each: (each.seconds, order.index(effect_of(each.strategy))), default=None)
+    """Return the strategy with the shortest step; if steps are within 5 %, the first in the order of `EFFECTS`."""
+    known, order = list(candidates), list(EFFECTS)
+    longest = min((each.seconds for each in known), default=0.0) * _CLOSE
+    close = [each for each in known if each.seconds <= longest]
+    return min(close, key=lambda each: (order.index(effect_of(each.strategy)), each.seconds), default=None)
 
 
 def better(candidates: Iterable[Ranked], present: Ranked) -> Ranked | None:
@@ -138,7 +152,7 @@ def advice(candidates: Sequence[Ranked], present: Ranked) -> list[str]:
 def _sentence(found: Ranked, present: Ranked) -> str:
     effect = EFFECTS[effect_of(found.strategy)].sentence
     page = _PAGES.get(str(getattr(found.strategy, "name", "")), "docs/strategies.md")
-    times = f"{_milliseconds(found, found)} ms in place of {_milliseconds(present, found)}"
+    times = f"{_milliseconds(found, found)} ms in place of {_milliseconds(present, found)} with {present.strategy}"
     return f"take {found.strategy}: {times}; {effect}: {page}"
 
 
@@ -147,4 +161,15 @@ def _milliseconds(shown: Ranked, scale: Ranked) -> str:
     return f"{shown.seconds * 1e3:,.{0 if scale.seconds >= 0.05 else 1 if scale.seconds >= 0.005 else 2}f}"
 
 
-__all__ = ["EFFECTS", "WORTH_IT", "Ranked", "advice", "better", "effect_of", "fastest", "grouped", "is_lossless"]
+__all__ = [
+    "EFFECTS",
+    "WORTH_IT",
+    "Named",
+    "Ranked",
+    "advice",
+    "better",
+    "effect_of",
+    "fastest",
+    "grouped",
+    "is_lossless",
+]
