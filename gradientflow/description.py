@@ -152,6 +152,14 @@ def _word(value: object) -> str:
     return str(getattr(value, "__qualname__", type(value).__name__)) if callable(value) else repr(value)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error text: the known name that is most like an unknown one, if any."""
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), names, len(names) or 1)
+    close.sort(key=lambda each: sorted(each) != sorted(name.lower()))  # letters in another order are the likeliest slip
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 Kind = TypeVar("Kind", bound=Description)
 
 
@@ -200,13 +208,11 @@ class Parser(Generic[Kind]):
         path, call = self._parts(text)
         if path is not None and not self._runs_files:
             raise ArgumentError(f"there is no {self.noun} {text!r}: there are {', '.join(self.by_name)}")
-        try:
-            tree = ast.parse(call.strip(), mode="eval").body
-        except (SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
-            tree = None
+        tree = _tree(call)
         named = tree.func if isinstance(tree, ast.Call) else tree
         if not isinstance(named, ast.Name):
-            raise ArgumentError(f"{text!r} is no {self.noun} in words: they are {self.FORMS}")
+            reason = ", as a ) is missing at its end" if tree is None and _tree(f"{call})") else ""
+            raise ArgumentError(f"{text!r} is no {self.noun} in words{reason}: they are {self.FORMS}")
         kind = self._known(named.id) if path is None else self._own((folder or Path()) / path, named.id)
         positional, by_name = _arguments(tree, kind.name) if isinstance(tree, ast.Call) else ([], {})
         for argument in by_name:
@@ -215,8 +221,10 @@ class Parser(Generic[Kind]):
         try:
             bound = inspect.signature(kind).bind(*positional, **by_name)
         except TypeError as error:
-            names = ", ".join(inspect.signature(kind).parameters) or "none"
-            raise ArgumentError(f"{text!r}: {error}; the arguments of {kind.name} are {names}") from None
+            known = [*inspect.signature(kind).parameters]
+            hint = next(filter(None, (did_you_mean(each, known) for each in by_name if each not in known)), "")
+            names = ", ".join(known) or "none"
+            raise ArgumentError(f"{text!r}: {error}; the arguments of {kind.name} are {names}{hint}") from None
         try:
             made = kind(*bound.args, **bound.kwargs)
             repr(made)  # raises if a setting is missing
@@ -262,10 +270,8 @@ class Parser(Generic[Kind]):
 
     def _known(self, name: str) -> type[Kind]:
         if name not in self.by_name:
-            close = difflib.get_close_matches(name.lower(), self.by_name, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            names = ", ".join(self.by_name)
-            raise ArgumentError(f"there is no {self.noun} {name!r}: there are {names}, and path/to/file.py:Class{hint}")
+            forms = f"{', '.join(self.by_name)}, and path/to/file.py:Class{did_you_mean(name, self.by_name)}"
+            raise ArgumentError(f"there is no {self.noun} {name!r}: there are {forms}")
         return self.by_name[name]
 
     def _own(self, path: Path, name: str) -> type[Kind]:
@@ -303,6 +309,14 @@ def _module(path: Path, noun: str) -> ModuleType:
     return module
 
 
+def _tree(call: str) -> ast.expr | None:
+    """Return the syntax tree of an expression; None for other text."""
+    try:
+        return ast.parse(call.strip(), mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
+        return None
+
+
 def _arguments(call: ast.Call, name: str) -> tuple[list[object], dict[str, object]]:
     """Return the arguments of a call; all must be literals."""
 
@@ -323,4 +337,4 @@ def _arguments(call: ast.Call, name: str) -> tuple[list[object], dict[str, objec
     return positional, {str(each.arg): literal(each.value, str(each.arg)) for each in call.keywords}
 
 
-__all__ = ["Description", "Parser", "words_of"]
+__all__ = ["Description", "Parser", "did_you_mean", "words_of"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 from gradientflow._location import core
 from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.communicator import Communicator
+from gradientflow.description import did_you_mean
 from gradientflow.errors import ArgumentError, ArgumentTypeError
 from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
 from gradientflow.strategies.layout import Layout
@@ -103,10 +103,9 @@ class ArraySynchronizer(PlacedSynchronizer):
         require_one_of(self, "gradient_source", ("place", "any_place", "none"))
         for name in self.state_names:
             if not hasattr(type(self), name) and not hasattr(self, name):  # a property is not read
-                close = difflib.get_close_matches(name, vars(self), 1)
                 raise ArgumentError(
                     f"state_names of {type(self).__name__} have {name!r}, and it has no such attribute when bind "
-                    f"returns it{f'; did you mean {close[0]!r}?' if close else ''}"
+                    f"returns it{did_you_mean(name, vars(self))}"
                 )
 
     def nonfinite_mean(self) -> int | None:
