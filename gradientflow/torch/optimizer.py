@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gradientflow.agreement import failing_together, require_same_kinds
 from gradientflow.annotations import ParameterGroup, StateDict
@@ -121,7 +123,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     ------
     gradientflow.errors.ArgumentError
         If the optimizer and the model have different parameters, or these belong to another DistributedOptimizer or are
-        on several devices; or if the core has to make the step and does not support it.
+        on several devices; if the core has to make the step and does not support it; or if DistributedDataParallel
+        averages the model's gradients over the same ranks.
     gradientflow.errors.ArgumentTypeError
         If a parameter is neither float16, bfloat16, float32 nor float64, or neither in CPU memory nor on a CUDA device.
         Where the core makes the step, float64 is not supported.
@@ -197,6 +200,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
             lambda plain, is_new: self._load_replica(from_plain(plain), is_new),
         )
         try:
+            _check_not_averaged(model, self._comm)
             self._ranks = ranks_of(self._comm, on_failure, min_ranks, replica)
             self._ranks.make(partial(self._bind, trained))
         except BaseException:
@@ -646,6 +650,18 @@ def _check_types(optimizer: object, model: object, comm: object, accumulation_st
         raise ArgumentTypeError(f"comm is a {type(comm).__name__}: what is needed is a gradientflow.Communicator")
     if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
         raise ArgumentError(f"accumulation_steps is a number of 1 or more, not {accumulation_steps!r}")
+
+
+def _check_not_averaged(model: torch.nn.Module, comm: Communicator) -> None:
+    """Raise if DistributedDataParallel averages the gradients of a model over all ranks already."""
+    if comm.size == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    groups = [each.process_group for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    if any(group.size() == dist.get_world_size() > 1 for group in groups):  # a smaller group may be that of a node
+        raise ArgumentError(
+            "DistributedDataParallel averages all gradients of the model itself: pass and run the module that is "
+            "inside, model.module, or keep DistributedDataParallel with the optimizer alone"
+        )
 
 
 def _checked_strategy(strategy: Strategy | str | None, **settings: Any) -> Strategy:

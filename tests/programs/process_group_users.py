@@ -27,7 +27,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradientflow.torch as gft
-from gradientflow.errors import ArgumentTypeError, MismatchError
+from gradientflow.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 FOLDER = sys.argv[1]  # for checkpoints
 
@@ -325,6 +325,14 @@ def check_powersgd_of_pytorch_and_of_gradientflow() -> None:
             train(ours, mine, [number])
             close(theirs.module, ours, 2e-5)
     assert [matrix.shape[1] for matrix in drawn] in ([20, 40], [40, 20])
+
+
+def check_the_optimizer_refuses_gradients_that_are_averaged_already() -> None:
+    model = DistributedDataParallel(network())
+    for each in (model, nn.Sequential(model)):
+        with raises(ArgumentError, "DistributedDataParallel averages all gradients", "model.module"):
+            gft.DistributedOptimizer(sgd(model.parameters()), each, strategy="csc(density=0.1)")
+    gft.DistributedOptimizer(sgd(model.parameters()), model.module, strategy="csc(density=0.1)").close()
 
 
 def check_zero() -> None:
