@@ -20,6 +20,16 @@ from .base import BasePool
 _FORMAT = 1  # format of state dicts
 
 
+def check_rank(comm: Communicator, state: Mapping[str, object]) -> None:
+    """Raise unless a state was saved by this rank, with the same number of ranks."""
+    mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
+    if mine != theirs:
+        raise ArgumentError(
+            f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: save "
+            "consolidated_state_dict(), which any number of ranks load, or each rank's own state_dict(), for that rank"
+        )
+
+
 class ResidualPool(BasePool, ABC):
     """The base class of `SparseGradientPool` and `TopKGradientPool`."""
 
@@ -182,11 +192,8 @@ class ResidualPool(BasePool, ABC):
         missing = {"format", "rank", "ranks", "iteration", *self._own_state(), *self._kept} - set(state)
         if missing or state["format"] != _FORMAT:
             raise ArgumentError(f"this is not the state of a {self._kind}")
-        if state["rank"] is not None and (state["rank"], state["ranks"]) != (self._comm.rank, self._comm.size):
-            raise ArgumentError(
-                f"this is the state of rank {state['rank']} of {state['ranks']}, and this is rank {self._comm.rank} of "
-                f"{self._comm.size}: each rank loads its own, and any rank what consolidated_state_dict() gave"
-            )
+        if state["rank"] is not None:
+            check_rank(self._comm, state)
         kept = [self._flat(state[name], f"the {name} of the state") for name in self._kept]
         self._check_own_state(state)
         checked_int("iteration", state["iteration"], 0)
@@ -241,4 +248,4 @@ def _brief(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"{len(shapes)} shapes, {shown}, ..." if len(shapes) > 4 else f"shapes {shown}"
 
 
-__all__ = ["ResidualPool", "array_of", "as_float32"]
+__all__ = ["ResidualPool", "array_of", "as_float32", "check_rank"]

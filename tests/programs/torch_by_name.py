@@ -279,7 +279,7 @@ def check_one_rank_gives_all_the_state(comm: gf.Communicator) -> None:
     model, optimizer = made("top_k", comm)
     train(model, optimizer, range(3))
     full = get_state_dict(model, optimizer, options=full_state)
-    with raises(ArgumentError, "rank 0 of 2", "each rank loads its own"):
+    with raises(ArgumentError, "rank 0 of 2", "save consolidated_state_dict(), which any number of ranks load"):
         set_optimizer_state_dict(model, optimizer, full[1] if RANK == 0 else {}, options=options)
     optimizer.close()
 

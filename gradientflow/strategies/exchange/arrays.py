@@ -14,13 +14,14 @@ from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.description import did_you_mean
 from gradientflow.errors import ArgumentError, ArgumentTypeError
+from gradientflow.pools.residual import check_rank
 from gradientflow.strategies.contract import Strategy, Synchronizer, require_one_of
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.update import Iteration, Kind, Phase, Update, Withheld
 
 from .nonfinite import ALONE, first_nonfinite, is_finite, nonfinite_error
 from .places import PlacedSynchronizer
-from .state import check_keys, check_names, check_rank, in_order
+from .state import check_keys, check_names, in_order
 
 # Read for each gradient: a name of the module is faster than an attribute of the enum.
 _IDLE, _FAILED = Phase.IDLE, Phase.WAIT_FAILED

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from gradientflow.annotations import State
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.pools.residual import check_rank
 from gradientflow.server.optimizers import LARS, as_server_optimizer
 from gradientflow.strategies.layout import Layout
 
-from .state import check_names, check_rank
+from .state import check_names
 
 Floats = npt.NDArray[np.float32]
 Arrays = dict[str, np.ndarray]  # flat arrays by name of the tensor

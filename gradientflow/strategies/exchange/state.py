@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gradientflow.annotations import State, TensorLike
-from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies.layout import Layout
 
@@ -23,16 +22,6 @@ def check_names(layout: Layout, state: State) -> None:
         raise ArgumentError("the state is of another model, whose tensors have other names")
 
 
-def check_rank(comm: Communicator, state: Mapping[str, object]) -> None:
-    """Raise unless a state was saved by this rank, with the same number of ranks."""
-    mine, theirs = (comm.rank, comm.size), (state["rank"], state["ranks"])
-    if mine != theirs:
-        raise ArgumentError(
-            f"this is the state of rank {theirs[0]} of {theirs[1]}, and this is rank {mine[0]} of {mine[1]}: each "
-            "rank loads its own, and any rank what consolidated_state_dict() gave"
-        )
-
-
 def in_order(
     values: Sequence[TensorLike], names: Sequence[str], layout: Layout, instead: Sequence[object] | None = None
 ) -> list[TensorLike]:
@@ -46,4 +35,4 @@ def in_order(
     return [there.get(name, own) for name, own in zip(layout.names, instead, strict=True)]
 
 
-__all__ = ["check_keys", "check_names", "check_rank", "in_order"]
+__all__ = ["check_keys", "check_names", "in_order"]

@@ -14,10 +14,11 @@ from gradientflow.arguments import checked_float, checked_int, checked_nonnegati
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
 from gradientflow.policies import BSP, Policy
+from gradientflow.pools.residual import check_rank
 from gradientflow.server.parameter_server import Push
 from gradientflow.strategies.contract import Synchronizer
 from gradientflow.strategies.exchange.served import ServedStrategy, ServedSynchronizer
-from gradientflow.strategies.exchange.state import check_rank, in_order
+from gradientflow.strategies.exchange.state import in_order
 from gradientflow.strategies.layout import Layout
 from gradientflow.strategies.options import ServedOptions
 from gradientflow.strategies.update import Phase, Profile, Settings
