@@ -192,7 +192,12 @@ def methods(comm: gf.Communicator) -> Iterator[Case]:
         kind(**given).make_pool(comm, [3]).close()
 
     yield Case("Dense", lambda **given: used(strategies.Dense, **given), wires)
-    csc = {"density": DENSITY, "chunk_size": WHOLE, "momentum": Takes(0.5, ("None",)), "warmup": Takes(3, ("huge",))}
+    csc = {
+        "density": DENSITY,
+        "chunk_size": Takes(3, ("None",)),
+        "momentum": Takes(0.5, ("None",)),
+        "warmup": Takes(3, ("huge",)),
+    }
     yield Case("CSC", lambda **given: used(strategies.CSC, **given), {**wires, **csc})
     strategy = strategies.Dense()
     explained = {

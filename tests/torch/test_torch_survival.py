@@ -117,7 +117,7 @@ def test_buffers_have_to_be_the_same_on_newcomers() -> None:
         gf.init(transport="tcp") as comm,
         gft.DistributedOptimizer(inner, model, comm, on_failure="continue") as optimizer,
     ):
-        assert optimizer._ranks.entries["running_mean"] == "torch.float32 (3,)"
+        assert optimizer._ranks.entries["models"]["running_mean"] == "torch.float32 (3,)"
 
 
 def test_groups_that_could_not_be_sent_are_refused_before_a_rank_is_lost() -> None:

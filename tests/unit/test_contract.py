@@ -48,7 +48,8 @@ class Passing(strategies.Dense):
 
 def test_arguments_that_are_passed_on_belong_to_the_signature() -> None:
     mine = Passing(2.0, wire="float16")
-    assert list(inspect.signature(Passing).parameters) == ["scale", "share", "fusion_threshold", "wire", "algorithm"]
+    of_dense = ["share", "nonfinite", "fusion_threshold", "wire", "algorithm"]
+    assert list(inspect.signature(Passing).parameters) == ["scale", *of_dense]
     assert mine.settings == {**strategies.Dense(wire="float16").settings, "scale": 2.0}
     assert repr(mine) == "Passing(scale=2.0, wire='float16')"
     with pytest.raises(TypeError, match=r"Passing\(\) got an unexpected keyword argument 'density'"):
