@@ -28,6 +28,7 @@ from gradientflow.paced import step_seconds
 from gradientflow.settings_file import NAME, VARIABLE, SettingsFile, read_settings_file, write_settings_file
 from gradientflow.strategies import Strategy, as_strategy
 from gradientflow.strategies.comparison import CANDIDATES
+from gradientflow.strategies.parsing import names_code
 from gradientflow.strategies.predict.ranking import Ranked, advice, better, effect_of, fastest, is_lossless
 from gradientflow.strategies.predict.step_table import step_table
 from gradientflow.tables import FittedTable, plain_table, print_table
@@ -90,7 +91,8 @@ def tune(
     before = read_settings_file(output) if Path(output).is_file() else SettingsFile()
     computation, what = computation_from(model, step, backward, trace)
     chosen = strategies_from(strategies, 1000, lossless)
-    present = str(as_strategy(before.strategy or "dense"))
+    known = before.strategy is not None and not names_code(before.strategy)  # a file is not to run code here
+    present = str(as_strategy(before.strategy if known else "dense"))
     for name in dict.fromkeys((present, "dense")):
         if name not in map(str, chosen):
             chosen.append(as_strategy(name))

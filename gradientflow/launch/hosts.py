@@ -76,7 +76,10 @@ def ranks_to_start(ranks: int | None, hosts: str | None, servers: int = 0) -> in
         return ranks
     if hosts is None:
         raise LaunchError("say how many ranks to start, for example -n 2; with --hosts, as many as there are slots")
-    return slots(hosts) - servers
+    left = slots(hosts) - servers
+    if left < 1:
+        raise LaunchError(f"{servers} servers leave none of the {slots(hosts)} slots to ranks")
+    return left
 
 
 def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import math
 import os
 import queue
@@ -19,6 +20,7 @@ import re
 import select
 import selectors
 import signal
+import struct
 import termios
 import threading
 import time
@@ -34,6 +36,7 @@ else:
 _PROMPT_SECONDS = 0.1  # delay before the beginning of an unfinished line is forwarded
 _HELD_SECONDS = 1.0  # time after the last output in which a running rank's traceback is held
 _LONGEST_HELD_SECONDS = 1.5  # the same after the traceback's beginning
+_MOST_HELD = 1 << 20  # bytes
 _ENDED_SECONDS = 2.0  # time in which the last traceback of a rank that has ended is held
 _LARGEST_PIPE = 1 << 20  # largest capacity of a pipe of an unprivileged user
 _NAMES = {1: "standard output", 2: "standard error"}
@@ -105,6 +108,8 @@ class Stream:
         else:
             data, self.held = b"", self.held + data
         self.release = min(time.monotonic() + _HELD_SECONDS, self._latest_release)
+        if len(self.held) > _MOST_HELD:
+            self.release = time.monotonic()
         return data
 
     def take_held(self) -> bytes:
@@ -128,7 +133,8 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, Stream] = {}  # streams by their pipe
         self._compared: list[Stream] = []  # streams whose tracebacks are compared
-        self._shown: dict[bytes, set[int]] = {}  # ranks by the traceback that was shown for them
+        self._lock = threading.Lock()  # of `_compared`: a rank may be started again while others are compared
+        self._shown: dict[bytes, set[int]] = {}  # ranks by the hash of the traceback that was shown for them
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # the launcher's own sentences
         self._failed: set[int] = set()  # targets with a failed write
         self._end, self._end_input = os.pipe()
@@ -145,7 +151,7 @@ class Output:
         is_terminal = os.isatty(stream.target)
         if is_terminal and not (stream.label or stream.mark):
             return None
-        read, write = _terminal_like(stream.target) if is_terminal and stream.label else os.pipe()
+        read, write = _terminal_like(stream.target, len(stream.label)) if is_terminal and stream.label else os.pipe()
         self.follow(read, stream)
         return write
 
@@ -153,7 +159,8 @@ class Output:
         """Forward a stream from the reading end of a pipe."""
         self._streams[pipe] = stream
         if stream.rank is not None:
-            self._compared.append(stream)
+            with self._lock:
+                self._compared.append(stream)
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def start(self) -> None:
@@ -221,7 +228,7 @@ class Output:
 
     def _pass_on_held(self, *, is_end: bool = False) -> None:
         """Forward held output if its time is over or no rank can write more; then the launcher's own sentences."""
-        open_streams = self._streams.values()
+        open_streams = list(self._streams.values())
         is_end |= all(each.rank is None for each in open_streams)
         while held := [each for each in self._compared if each.held]:  # a rank started again may have two streams
             due = [each for each in held if is_end or each.release <= time.monotonic()]
@@ -230,7 +237,9 @@ class Output:
             found = {tracebacks.traceback_in(each.held) for each in due} - {b""}
             ready = [each for each in held if each in due or tracebacks.traceback_in(each.held) in found]
             self._forward_held({each.rank: each for each in reversed(ready) if each.rank is not None})
-        self._compared = [each for each in self._compared if each.held or each in open_streams]
+        with self._lock:
+            open_streams = list(self._streams.values())
+            self._compared = [each for each in self._compared if each.held or each in open_streams]
         if not held:
             self._pass_on_said()
 
@@ -240,10 +249,11 @@ class Output:
         for ranks, text in tracebacks.merged(texts):
             first = streams[ranks[0]]
             traceback = tracebacks.traceback_in(text)
-            shown = self._shown.setdefault(traceback, set()) if traceback else set()
+            shown = self._shown.setdefault(hashlib.sha256(traceback).digest(), set()) if traceback else set()
             before = sorted(shown)
             if before and shown.isdisjoint(ranks):
-                text = b"the same traceback as on %b\n" % tracebacks.named(before)
+                rest = text.splitlines(keepends=True)[len(traceback.splitlines()) :]
+                text = b"".join([b"the same traceback as on %b\n" % tracebacks.named(before), *rest])
             shown.update(ranks)
             data = tracebacks.shortened(text)
             if len(ranks) > 1 or before:
@@ -304,15 +314,16 @@ def _marked(mark: bytes, data: bytes, *, every_line: bool) -> bytes:
     return mark + (data[:-1].replace(b"\n", b"\n" + mark) + data[-1:] if every_line else data)
 
 
-def _terminal_like(target: int) -> tuple[int, int]:
-    """Return both ends of a new terminal as large as another, or of a pipe if there are no more terminals."""
+def _terminal_like(target: int, label: int) -> tuple[int, int]:
+    """Return both ends of a new terminal, as large as another less a label, or of a pipe without more terminals."""
     try:
         read, write = os.openpty()
     except OSError:
         return os.pipe()
     tty.setraw(write)
     with contextlib.suppress(OSError):
-        fcntl.ioctl(write, termios.TIOCSWINSZ, fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8)))
+        rows, columns, *pixels = struct.unpack("4H", fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8)))
+        fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("4H", rows, max(columns - label, 0), *pixels))
     return read, write
 
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 
 _PACKAGE = re.escape(os.fsencode(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-_RANK = rb"(?:\[rank\d+\]: ?)?"  # written by PyTorch's process groups
+_RANK = rb"(?:\[rank\d+\]: )?"  # written by PyTorch's process groups
 _FIRST_LINE = rb"^" + _RANK + rb"(?:Traceback \(most recent call last\):|  File \"[^\n]*\", line \d+)\n"
 _BEGIN = re.compile(_FIRST_LINE, re.MULTILINE)
 _WHOLE = re.compile(
-    _FIRST_LINE + rb"(?:" + _RANK + rb"  [^\n]*\n)+" + _RANK + rb"[^ \n][^\n]*\n",
+    _FIRST_LINE + rb"(?:" + _RANK + rb"  [^\n]*\n)+" + _RANK + rb"(?!\[rank\d+\]: )[^ \n][^\n]*\n",
     re.MULTILINE,
 )
 _FRAME = rb"(?:" + _RANK + rb"  File \"" + _PACKAGE + rb"/[^\n]*\n(?:" + _RANK + rb"    [^\n]*\n)*)"

@@ -270,6 +270,14 @@ class _Optimizer:
             index: self._array("momentum", index) / np.float32(rate or 1.0) for index in range(len(self.parameters))
         }
 
+    def check_velocities(self, has_rate: bool) -> None:
+        """Raise if `set_velocities` cannot take the learning rate out of the momentum."""
+        if has_rate and self.rate_at(self.steps) == 0:
+            raise ArgumentError(
+                "the momentum in the state has the learning rate inside, and that is 0 at this step: load a state of a "
+                "step whose learning rate is above 0"
+            )
+
     def set_velocities(self, velocities: Mapping[int, TensorLike], has_rate: bool) -> None:
         """Set the momentum; `has_rate`: the learning rate of SGD is inside of `velocities`."""
         if "mean_square" in self._arrays:
@@ -283,7 +291,7 @@ class _Optimizer:
         setting = self._setting()
         setting = setting if has_momentum else setting._replace(momentum=0.0)
         for native, (_, indices) in zip(self._natives, self._source.groups, strict=True):
-            *offsets, nbytes = aligned_offsets([4 * np.size(self.parameters[index]) for index in indices])
+            *offsets, nbytes = aligned_offsets([4 * int(np.prod(self._source.shapes[index])) for index in indices])
             memory = np.zeros(nbytes // 4, np.float32)
             moved = [index for index in indices if index in gradients]
             for index, offset in zip(indices, offsets, strict=True):

@@ -41,6 +41,11 @@ def parse_strategy(text: str) -> Strategy:
     return _PARSER.parse(text)
 
 
+def names_code(words: str) -> bool:
+    """Return True if a text names a strategy in a file of code."""
+    return _PARSER.file(words) is not None
+
+
 def as_strategy(strategy: object) -> Strategy:
     """Return a strategy that is given as a `Strategy` or as text.
 
@@ -76,13 +81,14 @@ def default_strategy() -> Strategy:
 def words_of_default_strategy() -> str:
     """Return the text of `default_strategy`, without running code that the settings file names."""
     words = settings_file().strategy
-    return words if words is not None and _PARSER.file(words) is not None else repr(default_strategy())
+    return words if words is not None and names_code(words) else repr(default_strategy())
 
 
 __all__ = [
     "BY_NAME",
     "as_strategy",
     "default_strategy",
+    "names_code",
     "parse_strategies",
     "parse_strategy",
     "words_of_default_strategy",

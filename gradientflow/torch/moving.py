@@ -14,7 +14,7 @@ import torch
 from gradientflow.annotations import State, StateDict, TensorLike
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies import Strategy
-from gradientflow.strategies.exchange.pending import Pending
+from gradientflow.strategies.exchange.pending import Arrays, Pending
 from gradientflow.training.moving import Settled
 
 from .gradients import dense_strides
@@ -83,7 +83,7 @@ def move(
         If the momentum cannot be converted, or the optimizer cannot make the step.
     """
     numbers = _numbers_of(optimizer, parameters)
-    state = with_momentum(optimizer, parameters, state, own, found)
+    state = with_momentum(optimizer, parameters, state, own, found, settled.momentum)
     masters = dict(own.get("master_weights") or {})
     weights = {name: as_parameter(each, parameters[name]) for name, each in settled.weights.items()}
     if settled.gradients:
@@ -115,7 +115,7 @@ def _renumbered(state: State) -> StateDict:
     places = itertools.count()
     number_of = {number: next(places) for group in state["param_groups"] for number in group["params"]}
     groups = [{**group, "params": [number_of[number] for number in group["params"]]} for group in state["param_groups"]]
-    states = {number_of[number]: dict(of_one) for number, of_one in state["state"].items()}
+    states = {number_of.get(number, number): dict(of_one) for number, of_one in state["state"].items()}
     return {**state, "state": states, "param_groups": groups}
 
 
@@ -125,14 +125,15 @@ def with_momentum(
     state: State,
     own: State,
     found: Pending,
+    of_servers: Arrays | None = None,
 ) -> StateDict:
     """Return a state dict with the momentum that core or servers had, as PyTorch has it: without learning rates."""
     state, numbers = _renumbered(state), _numbers_of(optimizer, parameters)
     momentum = dict(own.get(_MOMENTUM) or {})
     has_rate = True
-    if _MOMENTUM in found.servers:
+    if of_servers:
         has_rate = found.momentum_has_rate
-        momentum = {name: as_parameter(each, parameters[name]) for name, each in found.servers[_MOMENTUM].items()}
+        momentum = {name: as_parameter(each, parameters[name]) for name, each in of_servers.items()}
     rates = {number: float(group.get("lr", 0)) for group in state["param_groups"] for number in group["params"]}
     for name, each in momentum.items():
         number = numbers[name]
@@ -223,7 +224,8 @@ def as_parameter(values: np.ndarray, parameter: torch.Tensor) -> torch.Tensor:
 
 def _flat(tensor: torch.Tensor, parameter: torch.Tensor) -> TensorLike:
     """Return a tensor as a flat array of float32 on the host: the reverse of `as_parameter`."""
-    dense = torch.empty_strided(parameter.shape, dense_strides(parameter)).copy_(tensor)
+    strides = dense_strides(parameter)
+    dense = torch.empty_strided(parameter.shape, strides, dtype=torch.float32, device="cpu").copy_(tensor)
     return dense.as_strided((dense.numel(),), (1,)).numpy()
 
 

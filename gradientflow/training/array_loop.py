@@ -28,6 +28,7 @@ from gradientflow.strategies.comparison import CANDIDATES
 from gradientflow.strategies.exchange.pending import Pending
 
 from .changing_ranks import Replica
+from .consolidation import consolidated
 from .loop import Loop
 from .loss_scale import LossScale
 from .moving import Settled
@@ -61,6 +62,9 @@ class Optimizer(Protocol):
     def live_state(self) -> StateDict:
         """Return the state, whose arrays may change with the next step."""
 
+    def state_dict(self) -> StateDict:
+        """Return this rank's state."""
+
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state."""
 
@@ -69,6 +73,9 @@ class Optimizer(Protocol):
 
     def velocities(self) -> Mapping[int, TensorLike]:
         """Return the momentum of SGD without the learning rate, or of LARS, by the index of the tensor."""
+
+    def check_velocities(self, has_rate: bool) -> None:
+        """Raise if `set_velocities` cannot take the learning rate out of the momentum."""
 
     def set_velocities(self, velocities: Mapping[int, TensorLike], has_rate: bool) -> None:
         """Set the momentum; `has_rate`: the learning rate of SGD is inside of `velocities`."""
@@ -388,6 +395,8 @@ class ArrayLoop(OverRanks):
                 raise ArgumentError(
                     "the optimizer makes the step with what is pending: make it, and load its state, before this state"
                 )
+            if self._optimizer is not None and self._state.moves(state):
+                self._optimizer.check_velocities(self._state.pending_in(state).momentum_has_rate)
 
         settled = self._state.load(state, check, pending)
         if settled is not None:
@@ -399,13 +408,15 @@ class ArrayLoop(OverRanks):
     def _move(self, found: Pending, settled: Settled) -> None:
         """Continue from the state of another strategy. Collective."""
         optimizer, layout = self._optimizer, self._loop.layout
+        if optimizer is not None and found.weights is not None:  # each rank has made steps of its own
+            optimizer.load_state_dict(consolidated(self.comm, optimizer.state_dict(), means=True))
         for name, weight in zip(layout.names, layout.weights, strict=True):
             if name in settled.weights:
                 weight[...] = settled.weights[name]
         if optimizer is not None:
             optimizer.update_masters()
-            if "momentum" in found.servers:
-                optimizer.set_velocities(_by_index(found.servers["momentum"]), has_rate=found.momentum_has_rate)
+            if settled.momentum:
+                optimizer.set_velocities(_by_index(settled.momentum), has_rate=found.momentum_has_rate)
             if settled.gradients:
                 optimizer.step_with(_by_index(settled.gradients), has_momentum=not found.has_momentum)
         self._state.begin(settled)

@@ -25,11 +25,14 @@ class Settled:
         Gradients for one step on these weights, for each tensor that has something pending.
     residuals : dict of str to array
         Residuals of this rank for the new strategy to keep.
+    momentum : dict of str to array
+        Momentum of the servers that had the weights.
     """
 
     weights: Arrays = field(default_factory=dict)
     gradients: Arrays = field(default_factory=dict)
     residuals: Arrays = field(default_factory=dict)
+    momentum: Arrays = field(default_factory=dict)
 
 
 def check_choice(pending: object) -> None:
@@ -64,8 +67,10 @@ def settle(
     if found.is_empty:
         return Settled()
     if found.servers:
-        rank_0 = {name: comm.broadcast(np.array(each, np.float32)) for name, each in found.servers["weights"].items()}
-        return Settled({name: each.reshape(-1) for name, each in rank_0.items()})
+        # Each rank may have read the servers at another moment.
+        return Settled(
+            _of_rank_0(comm, found.servers["weights"]), momentum=_of_rank_0(comm, found.servers.get("momentum", {}))
+        )
     source, target = names
     has_residuals = any(each.any() for each in found.residuals.values())
     steps = found.has_steps() or (found.common is None and _differ(comm, found.weights))
@@ -95,6 +100,11 @@ def settle(
     if has_residuals and not takes and pending == "apply":
         gradients = {name: mean for name, mean in _means(comm, found.residuals).items() if mean.any()}
     return Settled(weights, gradients, found.residuals if takes else {})
+
+
+def _of_rank_0(comm: Communicator, arrays: Arrays) -> Arrays:
+    """Return rank 0's arrays. Collective."""
+    return {name: comm.broadcast(np.array(each, np.float32)).reshape(-1) for name, each in arrays.items()}
 
 
 def _means(comm: Communicator, arrays: Arrays) -> Arrays:

@@ -28,10 +28,11 @@ from gradientflow.launch import (
     meeting_host,
     module_command,
     tcp_job,
+    tracebacks,
 )
-from gradientflow.launch.output import Stream
+from gradientflow.launch.output import Output, Stream
 from gradientflow.launch.tcp import tcp_variables
-from gradientflow.launch.tracebacks import merged, named
+from gradientflow.launch.tracebacks import merged, named, shortened
 
 # As ssh does, it starts the command of a host through a shell, with its own input, and passes nothing on. All hosts are
 # this machine.
@@ -88,6 +89,8 @@ def test_hosts_say_how_many_ranks_to_start(run: Run, words: str, ranks: int) -> 
     shown = run(*words.split(), "--dry-run", "--", "true")
     assert shown.returncode == 0, shown.stderr
     assert f" WORLD_SIZE={ranks} " in shown.stdout
+    refused = run("--hosts", "a:1,b:1", "--servers", "2", "--dry-run", "--", "true")
+    assert "2 servers leave none of the 2 slots to ranks" in refused.stderr
 
 
 def test_an_allocation_of_several_nodes_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +405,26 @@ def test_labels_and_notes_of_a_stream() -> None:
     assert stream.take(b"MARtext MAR") + stream.take_begun() == b"MARtext "
     assert stream.take(b"Kanother\n") + stream.take(b"line\n") == b"line\n"
     assert stream.notes == [b"a note", b"another"]
+
+
+def test_lines_after_a_repeated_traceback_are_kept() -> None:
+    read, write = os.pipe()
+    forwarder = Output()
+    text = b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: x\n'
+    for rank in (0, 1):
+        stream = Stream(write, rank=rank)
+        stream.held = text + b"%d goes home\n" % rank
+        forwarder._forward_held({rank: stream})
+    os.close(write)
+    with open(read, "rb") as shown:
+        assert shown.read() == text + b"0 goes home\n[rank 1] the same traceback as on rank 0\n1 goes home\n"
+
+
+def test_a_long_traceback_with_names_of_ranks_is_shortened_soon() -> None:
+    package = str(Path(tracebacks.__file__).parents[1])
+    frame = f'[rank0]:   File "{package}/a.py", line 1, in f\n[rank0]:     g()\n[rank0]:     ^^^\n'
+    text = f"[rank0]: Traceback (most recent call last):\n{frame * 40}[rank0]: ValueError: x\n".encode()
+    assert shortened(text) == text
 
 
 WRONG = """

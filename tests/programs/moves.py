@@ -305,6 +305,29 @@ def check_arrays(comm: gf.Communicator) -> None:
                     same_everywhere(mine)
 
 
+def check_momentum_that_differs_between_ranks(comm: gf.Communicator) -> None:
+    """Servers are read at another moment by each rank; ranks with weights of their own have moments of their own."""
+    for words in ("ssgd", "local_sgd(period=2)"):
+        with ArrayLoop(comm, [np.ones(40, np.float32)], words) as training:
+            optimizer = SGD(training, training.weights, RATE, MOMENTUM, DECAY)
+            step_arrays(training, optimizer, range(3))
+            training.finish()
+            state, of_optimizer = copy.deepcopy((training.state_dict(), optimizer.state_dict()))
+            weights = [each.copy() for each in training.weights]
+        if words == "ssgd":
+            state["synchronizer"]["server"]["momentum"] = [
+                each + RANK for each in state["synchronizer"]["server"]["momentum"]
+            ]
+        with ArrayLoop(comm, weights, "dense") as training:
+            optimizer = SGD(training, training.weights, RATE, MOMENTUM, DECAY)
+            if words != "ssgd":
+                optimizer.load_state_dict(of_optimizer)
+            training.load_state_dict(state, pending="apply")
+            found = optimizer.state_dict()["momentum"]
+            assert any(each is not None and each.any() for each in found), words
+            same_everywhere([each for each in found if each is not None])
+
+
 def step_arrays(training: ArrayLoop, optimizer: Any, steps: Iterable[int]) -> None:
     for step in steps:
         random = np.random.default_rng([RANK, step])

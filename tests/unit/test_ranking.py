@@ -38,6 +38,7 @@ def test_groups_begin_with_exact_strategies_and_end_with_those_that_exchange_not
             {"dense": 0.134, "auto": 0.1, "csc": 0.1},
             ["take auto: 100 ms in place of 134 with dense; the result is the same"],
         ),
+        ({"dense": 0.1, "csc": 0.0951}, ["take csc: 95 ms in place of 100 with dense"]),
         ({"dense": 0.0134, "auto": 0.0133, "psgd": 0.001}, ["stay with dense: 13.4 ms"]),
     ],
 )
@@ -48,6 +49,14 @@ def test_advice_names_the_best_lossless_strategy_and_the_best_of_all(
     sentences = advice(found, found[0])
     assert len(sentences) == len(beginnings)
     assert all(sentence.startswith(begin) for sentence, begin in zip(sentences, beginnings, strict=True))
+
+
+def test_an_effect_of_ones_own_is_unknown() -> None:
+    class Mine:
+        effect = "compresses"
+
+    assert effect_of(Mine()) == ""
+    assert [heading for heading, _ in grouped([(Mine(), 1.0, "row")])] == ["unknown effect"]
 
 
 def test_every_strategy_has_an_effect_and_a_page() -> None:

@@ -168,4 +168,4 @@ def _by_name(names: Sequence[str], values: object, layout: Layout, what: str) ->
     return found
 
 
-__all__ = ["Pending"]
+__all__ = ["Arrays", "Pending"]

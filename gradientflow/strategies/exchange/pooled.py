@@ -77,8 +77,7 @@ class PoolStrategy(Strategy):
             algorithm=self.algorithm,
             device=device,
             extra=extra,
-            **self.pool_options(len(shapes)),
-            **more,
+            **{**more, **self.pool_options(len(shapes))},
         )
 
     @abstractmethod

@@ -113,6 +113,8 @@ class CSC(PoolStrategy):
         """Return the elements of a chunk in a pool of so many elements."""
         if self.chunk_size is not None:
             return self.chunk_size
+        if callable(self.density):
+            return _LARGEST_CHUNK
         size, density = _LARGEST_CHUNK, self.final_density
         while size > _SMALLEST_CHUNK and elements * density < _FEWEST_SENT * size:
             size //= 2

@@ -48,7 +48,8 @@ class Dense(PoolStrategy):
             raise ArgumentError(f"{message}: leave one of them out")
         self.share = share
         self.nonfinite = nonfinite
-        self.is_identity_on_one_rank = nonfinite is None
+        if nonfinite is not None:
+            self.is_identity_on_one_rank = False
         self.is_plain_mean = share is None and nonfinite is None
         if share is not None:
             self.step = "core"

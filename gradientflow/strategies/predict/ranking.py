@@ -80,6 +80,8 @@ def effect_of(strategy: object) -> str:
     """Return the effect of a strategy on the result of a step, a key of `EFFECTS`."""
     effect = str(getattr(strategy, "effect", ""))
     rounds = getattr(strategy, "wire", None) not in (None, "float32") or bool(getattr(strategy, "allow", False))
+    if effect not in EFFECTS:
+        return ""
     return "rounds" if effect == "exact" and rounds else effect
 
 
@@ -118,9 +120,8 @@ def fastest(candidates: Iterable[Ranked]) -> Ranked | None:
 
 
 def better(candidates: Iterable[Ranked], present: Ranked) -> Ranked | None:
-    """Return the fastest strategy if the present step is longer by more than the variation of a step, else None."""
-    found = fastest(candidates)
-    return found if found is not None and found.seconds * WORTH_IT < present.seconds else None
+    """Return the fastest strategy that gains more than the variation of a step over the present one, or None."""
+    return fastest(each for each in candidates if each.seconds * WORTH_IT < present.seconds)
 
 
 def advice(candidates: Sequence[Ranked], present: Ranked) -> list[str]:
