@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Finished, Job, outside_environment, python_command
+from jobs import Finished, Job, outside_environment, python_command, times_raised
 from pace import scaled
 
 from gradientflow._location import core
@@ -102,7 +102,7 @@ def test_a_job_that_nobody_is_left_of_begins_anew(
     assert ended.returncode == 0, ended.output
     lives = sorted(map(int, re.findall(r"^end \d 3 (\d)$", ended.stdout, re.MULTILINE)))
     assert lives == [deaths, deaths, deaths + (mode not in ("raise", "close"))], ended.output
-    assert ended.stderr.count("rank 0 has died before its weights") == (2 * deaths if "early" in mode else 0)
+    assert times_raised(ended.stderr, "rank 0 has died before its weights") == (2 * deaths if "early" in mode else 0)
 
 
 @pytest.mark.thorough
@@ -112,7 +112,7 @@ def test_a_job_that_nobody_is_left_of_ends_if_a_rank_is_not_started_again(
     ended = run("-n", 3, "--restart", "1", "--", *process_command("begin_anew"), "gone")
     assert ended.returncode == 1
     why = r"PeerError: rank 1 \(process \d+\) ended with exit status 5, and the ranks cannot meet without it"
-    assert len(re.findall(why, ended.stderr)) == 2, ended.output
+    assert times_raised(ended.stderr, why) == 2, ended.output
 
 
 @pytest.mark.thorough

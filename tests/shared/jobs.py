@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -159,6 +160,17 @@ def write(path: Path, text: str) -> Path:
     """Write a program for a job."""
     path.write_text(text)
     return path
+
+
+def times_raised(output: str, fragment: str) -> int:
+    """Count the ranks whose tracebacks contain the fragment, a regular expression; equal ones are shown once."""
+    count, shown = 0, ""
+    for block in re.split(r"^(?=(?:\[ranks? .*\] )?(?:Traceback|the same traceback) )", output, flags=re.MULTILINE)[1:]:
+        label = re.match(r"\[ranks? ([-, \d]+)\]", block)
+        runs = [run.split("-") for run in (label[1] if label else "0").split(", ")]
+        shown = shown if "the same traceback" in block.partition("\n")[0] else block
+        count += sum(int(run[-1]) - int(run[0]) + 1 for run in runs) if re.search(fragment, shown) else 0
+    return count
 
 
 def python_command(program: str) -> list[str]:
