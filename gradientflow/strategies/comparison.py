@@ -63,6 +63,7 @@ def compare(
     words: str = CANDIDATES,
     *,
     lossless: bool = False,
+    momentum: bool = False,
     compute_seconds: float,
     backward_seconds: float | None = None,
 ) -> Comparison:
@@ -80,6 +81,8 @@ def compare(
         The strategies, as in `parse_strategies`.
     lossless : bool
         Whether to compare only strategies whose steps have the result of dense.
+    momentum : bool
+        Whether the optimizer has a momentum, which rules some strategies out.
     compute_seconds : float
         Seconds of a step without communication.
     backward_seconds : float, optional
@@ -92,7 +95,11 @@ def compare(
     """
     if checked_nonnegative("compute_seconds", compute_seconds) == 0:
         raise ArgumentError("compute_seconds is the time of a step without communication, above 0")
-    chosen = [each for each in parse_strategies(words) if is_lossless(each) or not lossless] or [Dense()]
+    chosen = [
+        each
+        for each in parse_strategies(words)
+        if (is_lossless(each) or not lossless) and (each.profile().takes_momentum or not momentum)
+    ] or [Dense()]
     for each in (*chosen, present):
         each.check_traffic()
     measured = Measured.on(comm, layout, layout.device, compute_seconds, backward_seconds)

@@ -451,6 +451,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     ) -> Comparison:
         """Measure the link; compare the predicted steps of strategies for this model. Collective; changes nothing.
 
+        Strategies that refuse the optimizer's momentum are left out.
+
         Parameters
         ----------
         strategies, lossless, compute_seconds, backward_seconds
@@ -469,6 +471,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
             self.strategy,
             strategies,
             lossless=lossless,
+            momentum=any(group.get("momentum") or "betas" in group for group in self.param_groups),
             compute_seconds=compute_seconds,
             backward_seconds=backward_seconds,
         )

@@ -1,6 +1,5 @@
 #include "patience.hpp"
 
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -52,8 +51,7 @@ bool Patience::pause() {
   if (start_ == Clock::time_point{}) {
     start_ = looked_ = now;
   }
-  if (!sleeps_ && (now - start_ < yielding || now < awake_)) {
-    sched_yield();
+  if (!sleeps_ && (now - start_ < yielding || now < awake_) && yields_.next()) {
     return false;
   }
   sleeps_ = true;
@@ -75,7 +73,7 @@ bool Patience::polls(Clock::duration spin) {
   if (start_ == Clock::time_point{}) {
     start_ = looked_ = now;
   }
-  sleeps_ = sleeps_ || now - start_ >= spin;
+  sleeps_ = sleeps_ || now - start_ >= spin || !yields_.next();
   return !sleeps_;
 }
 

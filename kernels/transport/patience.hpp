@@ -5,6 +5,8 @@
 #include <chrono>
 #include <optional>
 
+#include "yields.hpp"
+
 namespace gradientflow::transport {
 
 class Patience {
@@ -28,8 +30,8 @@ class Patience {
   // look for failures.
   bool pause();
 
-  // For transports that wake a waiting thread. polls() reports whether this thread still polls, for up to `spin`. Call
-  // has_slept() after each sleep; it returns the same as pause().
+  // For transports that wake a waiting thread. polls() yields the core, and reports whether this thread still polls,
+  // for up to `spin`. Call has_slept() after each sleep; it returns the same as pause().
   bool polls(Clock::duration spin);
   bool has_slept();
 
@@ -51,6 +53,7 @@ class Patience {
   int polls_ = 0;
   Clock::time_point start_{};  // time of the first yield or nap
   Clock::time_point looked_{};
+  Yields yields_;
 };
 
 }  // namespace gradientflow::transport

@@ -221,6 +221,15 @@ def check_master_weights_and_loss_scale(comm: gf.Communicator) -> None:
             same_everywhere(master.numpy() for master in optimizer._fused_step.state()["master_weights"].values())
 
 
+def check_tune_leaves_out_strategies_that_refuse_the_momentum(comm: gf.Communicator) -> None:
+    for momentum in (0.0, MOMENTUM):
+        model = seeded(lambda: Turned(24))
+        inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=momentum)
+        with gft.DistributedOptimizer(inner, model, comm) as optimizer:
+            found = optimizer.tune("csc; dgc; hpsgd", compute_seconds=0.01)
+            assert [each.name for each in found.strategies] == (["csc"] if momentum else ["csc", "dgc", "hpsgd"])
+
+
 def check_a_step_of_adam(comm: gf.Communicator) -> None:
     """Applied with the moments of the state; also on one rank, where nothing else is done for the new strategy."""
 

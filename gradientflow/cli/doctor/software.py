@@ -124,7 +124,7 @@ def _cuda() -> Check:
         return Check(name, "warn", "not known", str(error))
     if not built:
         return Check(name, "ok", "not built (GRADIENTFLOW_CUDA=on when installing says why)")
-    version = f"built with CUDA {build_info().get('cuda', '?')}"
+    version = f"built with CUDA {build_info().get('cuda') or '?'}"
     if reason := devices.unavailable_reason():
         return Check(name, "ok", f"{version}; {reason}")
     names = [devices.name(device) for device in range(devices.count())]

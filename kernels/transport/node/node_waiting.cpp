@@ -1,6 +1,5 @@
 // Waits of the ranks of a node for each other.
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,13 +7,13 @@
 #include <climits>
 #include <ctime>
 
+#include "../yields.hpp"
 #include "node.hpp"
 
 namespace gradientflow::transport {
 namespace {
 
 constexpr long nap_nanoseconds = 5'000'000;  // interval at which a sleeping rank looks up
-constexpr std::chrono::milliseconds longest_yielding{10};
 
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -55,13 +54,12 @@ bool Node::meet(std::chrono::microseconds patience) noexcept {
   flags(rank_).coming.store(next, std::memory_order_release);
   const auto end = std::chrono::steady_clock::now() + patience;
   std::int64_t polls = 0;
+  Yields yields;
   for (int local = 0; local < size_; ++local) {
     for (; !has_come(local, next); ++polls) {
       if (polls < spin_) {
         pause_core();
-      } else if (std::chrono::steady_clock::now() < end) {
-        sched_yield();
-      } else {
+      } else if (std::chrono::steady_clock::now() > end || !yields.next()) {
         return false;
       }
     }
@@ -118,24 +116,15 @@ bool Node::arrived(int local, Event event, std::uint32_t target) const noexcept 
 }
 
 // Counts the polls of one wait over all ranks: once the wait has begun to yield, it does not spin for the next rank.
-// Where other threads keep the cores busy, each yield may take long. So the time of yielding is limited, too.
 void Node::wait_for_all(Event event, std::uint32_t target) {
   std::int64_t polls = 0;
+  Yields yields;
   Deadline deadline;
-  const auto may_yield = [&] {
-    const auto now = std::chrono::steady_clock::now();
-    if (polls == spin_) {
-      deadline.began = now;
-    }
-    return polls < spin_ + yields_ && now - deadline.began < longest_yielding;
-  };
   for (int local = 0; local < size_; ++local) {
     for (; !arrived(local, event, target); ++polls) {
       if (polls < spin_) {
         pause_core();
-      } else if (deadline.at == Deadline().at && may_yield()) {
-        sched_yield();
-      } else {
+      } else if (deadline.at != Deadline().at || polls >= spin_ + yields_ || !yields.next()) {
         sleep_until_arrived(local, event, target, deadline);
       }
     }
@@ -150,7 +139,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
     deadline = {from, from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };
   if (deadline.at == Clock::time_point{}) {
-    extend(deadline.began);
+    extend(Clock::now());
   }
   std::atomic<std::uint32_t>& word = awaited(local, event);
   std::atomic<std::uint32_t>& sleepers = flags(local).sleepers;

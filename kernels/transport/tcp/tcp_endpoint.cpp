@@ -1,7 +1,5 @@
 #include "tcp_endpoint.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -127,7 +125,6 @@ bool TcpEndpoint::pause(Patience& patience) {
     return true;
   }
   if (patience.polls(spin)) {
-    sched_yield();
     engine_->make_progress(0ms);
     return false;
   }
