@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace gradientflow::transport {
@@ -11,9 +12,11 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto long_yield = 300us;  // longer than an awaited rank on this core works on a small message
-constexpr int waits_after_long_yield = 16;
+constexpr int fewest_waits = 16;
+constexpr int most_waits = 1024;
 
 thread_local int waits_without_yields = 0;
+thread_local int waits_after_long_yield = fewest_waits;  // doubles as long as yields stay long
 
 }  // namespace
 
@@ -31,6 +34,9 @@ bool Yields::next() {
   if (Clock::now() - start > long_yield) {
     sleeps_ = true;
     waits_without_yields = waits_after_long_yield;
+    waits_after_long_yield = std::min(2 * waits_after_long_yield, most_waits);
+  } else {
+    waits_after_long_yield = fewest_waits;
   }
   return true;
 }
