@@ -40,7 +40,10 @@ MORE_PAGES = [
     "docs/jax.md",
     "docs/fault-tolerance.md",
 ]
-LONG_PAGES = ["docs/quickstart.md", "docs/pytorch.md", "docs/strategies.md"]
+LONG_PAGES = [
+    *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
+    "docs/own-strategies.md",
+]
 PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
@@ -56,7 +59,6 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
-        ("docs/sparse.md", "a fragment of sparse.c, which test_c.py runs"): 1,
     }
 )
 
