@@ -266,11 +266,6 @@ def test_example(mpirun: Run, tmp_path: Path, build: Callable[[Path, Path], Path
     assert mpirun(4, "execute", binary, env=environment).stdout == PRINTED[example]
 
 
-def test_the_page_shows_the_pool_as_it_is() -> None:
-    page = (ROOT / "docs" / "c-api.md").read_text()
-    assert f"```c\n{(EXAMPLES / 'pool.c').read_text()}```" in page
-
-
 @pytest.mark.thorough
 def test_cmake_project_of_c_and_cxx(tmp_path: Path) -> None:
     (tmp_path / "part.c").write_text("#include <gradientflow.h>\nint version(void) { return gf_version(); }\n")
