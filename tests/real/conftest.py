@@ -1,0 +1,50 @@
+"""Tests beside real engines: each test names its own in ``pytest.mark.real("slurm")``, and is skipped without them.
+
+The tests import an engine inside of functions, because README's `pytest` collects these files, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Programs of engines that are no Python modules. Any other engine is the module of the same name.
+_PROGRAMS = {
+    "slurm": ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare"),
+    "ssh": ("ssh", "sshd", "ssh-keygen"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "tests that need other engines than these fail where they would be skipped, as in .ci/run --all=real"
+    parser.addoption("--allow-missing", metavar="NAME,...", help=text)
+
+
+def _engines(item: pytest.Item) -> set[str]:
+    return {name for mark in item.iter_markers("real") for name in mark.args}
+
+
+def _missing(engine: str) -> list[str]:
+    """List what is missing of an engine: programs, or its module."""
+    if engine in _PROGRAMS:
+        return [program for program in _PROGRAMS[engine] if shutil.which(program) is None]
+    return [] if importlib.util.find_spec(engine.replace("-", "_")) else [engine]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for engine in sorted(_engines(item)):
+        if missing := _missing(engine):
+            pytest.skip(f"{engine} is missing ({', '.join(missing)}): tests/real/install installs it")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    report = yield
+    allowed = item.config.getoption("allow_missing", None)
+    if report.skipped and allowed is not None and not _engines(item).intersection(allowed.split(",")):
+        report.outcome = "failed"
+    return report
