@@ -15,6 +15,7 @@ import pytest
 # Programs of engines that are no Python modules. Any other engine is the module of the same name.
 _PROGRAMS = {
     "slurm": ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare"),
+    "pmix": (),  # a plugin of Slurm, of which the cluster tells
     "ssh": ("ssh", "sshd", "ssh-keygen"),
 }
 
