@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from gradientflow.launch import LaunchError, in_allocation, slots_of, ssh_settings
+from gradientflow.launch import LaunchError, in_allocation, slots_of, ssh_settings, without_user
 
 # If any of these variables is set, the launcher may reach hosts without ssh, under other names.
 _AGENTS = (
@@ -31,7 +31,7 @@ def check_hosts(hosts: str | None) -> None:
     names = [] if hosts is None else slots_of(hosts)
     if in_allocation() or any(os.environ.get(agent) for agent in _AGENTS):
         return
-    reasons = {name: _why_unknown(name) for name in names}
+    reasons = {name: _why_unknown(name) for name in map(without_user, names)}
     unknown = {name: reason for name, reason in reasons.items() if reason and not _is_known_to_ssh(name)}
     if unknown:
         raise LaunchError(

@@ -10,7 +10,16 @@ from gradientflow.meeting import SERVERS
 
 from .command import SESSION_FOLDER, launch_environment, module_command, mpirun_command, rank_program
 from .environment import BIND, asked_binding, in_allocation, rank_of_this_process, ranks_of_this_job
-from .hosts import check_count, check_min_ranks, hosts_of_ranks, ranks_to_start, read_hostfile, slots, slots_of
+from .hosts import (
+    check_count,
+    check_min_ranks,
+    hosts_of_ranks,
+    ranks_to_start,
+    read_hostfile,
+    slots,
+    slots_of,
+    without_user,
+)
 from .jax_rank import jax_contradictions, jax_program, jax_variables
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError, find_launcher
 from .machine import BINDINGS, cores
@@ -58,4 +67,5 @@ __all__ = [
     "ssh_settings",
     "tcp_command",
     "tcp_job",
+    "without_user",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from gradientflow.meeting.slurm import first_node
 from gradientflow.mpi_start import start_variables
 
 from .environment import hostfile_of_allocation, in_allocation, master_of_environment, variables_to_forward
-from .hosts import check_count, read_hostfile, slots
+from .hosts import check_count, read_hostfile, slots, slots_of, without_user
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError
 from .ports import free_port
 
@@ -67,6 +66,8 @@ def mpirun_command(
         raise LaunchError(f"--servers takes a number of ranks, not {servers}")
     check_count(ranks, hosts)
     check_count(ranks + servers, hosts)
+    if hosts is not None and "[" in hosts:
+        raise LaunchError(f"MPI's launcher takes no IPv6 addresses: use --transport tcp, or names, not {hosts!r}")
     command = [launcher.path, "-n", str(ranks + servers)]
     if launcher.library == MPICH:
         if servers > 0:
@@ -144,7 +145,7 @@ def _master_address(hosts: str | None) -> str:
     if hosts is None and (file := hostfile_of_allocation()):
         hosts = read_hostfile(file)
     if hosts is not None:
-        return re.split("[:,]", hosts, maxsplit=1)[0]
+        return without_user(next(iter(slots_of(hosts))))
     if node := first_node(os.environ):
         return node
     return socket.gethostname() if in_allocation() else "127.0.0.1"

@@ -11,10 +11,10 @@ from .environment import in_allocation
 from .launcher import LaunchError
 from .machine import cores
 
-_HOSTS = re.compile(r"[\w.-]+(:[1-9]\d{0,5})?(,[\w.-]+(:[1-9]\d{0,5})?)*", re.ASCII)
-
+_NAME = r"((?:[\w.-]+@)?(?:[\w.-]+|\[[\da-fA-F:.]+\]))"
+_HOST = re.compile(rf"{_NAME}(?::([1-9]\d{{0,5}}))?", re.ASCII)
 _HOSTFILE_LINE = re.compile(
-    r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d{0,5}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
+    rf"{_NAME}(?:(?::|\s+slots\s*=\s*)([1-9]\d{{0,5}}))?(?:\s+max[_-]slots\s*=\s*\d+)?", re.ASCII
 )
 _MOST_RANKS_PER_CORE = 256
 _MOST_RANKS = 2**31 - 1  # MPI counts ranks in an int
@@ -27,7 +27,8 @@ def read_hostfile(path: str) -> str:
     ----------
     path : str
         Path of the file. Each line is ``name``, ``name:slots`` or ``name slots=N``; a name without a number has one
-        slot, and the slots of repeated names add up. ``#`` begins a comment.
+        slot, and the slots of repeated names add up. A name may be ``user@name``, or an IPv6 address in brackets. ``#``
+        begins a comment.
 
     Returns
     -------
@@ -61,13 +62,18 @@ def slots(hosts: str | None = None) -> int:
 
 def slots_of(hosts: str) -> dict[str, int]:
     """Return the slots of each host in ``name:slots,name:slots``; the slots of repeated names add up."""
-    if not _HOSTS.fullmatch(checked_instance("hosts", hosts, str)):
-        raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,b:2), not {hosts!r}")
     found: dict[str, int] = {}
-    for host in hosts.split(","):
-        name, _, count = host.partition(":")
-        found[name] = found.get(name, 0) + int(count or 1)
+    for host in checked_instance("hosts", hosts, str).split(","):
+        match = _HOST.fullmatch(host)
+        if match is None:
+            raise LaunchError(f"--hosts takes name:slots,name:slots (for example a:2,me@b:2,[::1]:2), not {hosts!r}")
+        found[match[1]] = found.get(match[1], 0) + int(match[2] or 1)
     return found
+
+
+def without_user(host: str) -> str:
+    """Return the name or address of a host that may be given as ``user@name`` or, for IPv6, in brackets."""
+    return host.rpartition("@")[2].strip("[]")
 
 
 def ranks_to_start(ranks: int | None, hosts: str | None, servers: int = 0) -> int:
@@ -83,8 +89,11 @@ def ranks_to_start(ranks: int | None, hosts: str | None, servers: int = 0) -> in
 
 
 def hosts_of_ranks(hosts: str, ranks: int, servers: int = 0) -> list[str]:
-    """Return the host of each rank, in the order of MPI's launchers: host by host; with servers, in turn."""
-    left = slots_of(hosts)
+    """Return the host of each rank, in the order of MPI's launchers: host by host; with servers, in turn.
+
+    Addresses have no brackets, as ssh takes them.
+    """
+    left = {re.sub(r"[\[\]]", "", host): count for host, count in slots_of(hosts).items()}
     if servers == 0:
         places = [name for name, count in left.items() for _ in range(count)]
     else:

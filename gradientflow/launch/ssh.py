@@ -19,7 +19,7 @@ from dataclasses import replace
 from gradientflow.meeting.stores import TOKEN
 
 from .environment import in_allocation, master_of_environment, variables_to_forward
-from .hosts import hosts_of_ranks
+from .hosts import hosts_of_ranks, without_user
 from .launcher import LaunchError
 from .tcp import LAUNCHER, TcpJob, job_here, kept_store, launcher_command, rank_members, tcp_command, tcp_variables
 
@@ -147,7 +147,7 @@ def _is_this_machine(host: str) -> bool:
 
 def _address_of(host: str) -> str:
     """Return the address of a host, or else its name for ssh, which other hosts may know."""
-    name = ssh_settings(host).get("hostname", host)
+    name = ssh_settings(host).get("hostname", without_user(host))
     with contextlib.suppress(OSError):
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     return name

@@ -78,8 +78,12 @@ def test_hosts_are_filled_or_taken_in_turn() -> None:
     assert hosts_of_ranks("a:2,b", 3) == ["a", "a", "b"]
     assert hosts_of_ranks("a:2,b:2", 2) == ["a", "a"]
     assert hosts_of_ranks("a:2,b:2", 2, 2) == ["a", "b", "a", "b"]
+    assert hosts_of_ranks("me@a,me@[::1]:2", 3) == ["me@a", "me@::1", "me@::1"]
     with pytest.raises(LaunchError, match="too many for the 3 slots"):
         hosts_of_ranks("a:2,b", 4)
+    for wrong in ("a,,b", "::1", "@a", "a:0"):
+        with pytest.raises(LaunchError, match="--hosts takes name:slots"):
+            hosts_of_ranks(wrong, 1)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +126,7 @@ def test_the_master_of_an_outer_job_is_not_that_of_a_new_one(monkeypatch: pytest
 def test_ranks_meet_where_the_others_reach_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert meeting_host(["localhost", "127.0.0.1"]) == "127.0.0.1"
-    assert meeting_host(["127.0.0.9", "localhost"]) == "127.0.0.9"
+    assert meeting_host(["127.0.0.9", "localhost"]) == meeting_host(["me@127.0.0.9"]) == "127.0.0.9"
     assert meeting_host(["localhost", "127.0.0.9"]) == "127.0.0.1"  # the address that leads there
     monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
     assert meeting_host(["localhost", "127.0.0.9"]) == "10.1.2.3"

@@ -207,6 +207,7 @@ def test_the_master_is_the_first_host(nodes: str, first: str, monkeypatch: pytes
     monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
     assert f"MASTER_ADDR={first}" in rank_program(["a"])
     assert "MASTER_ADDR=one" in rank_program(["a"], "one:2,two:2")
+    assert "MASTER_ADDR=one" in rank_program(["a"], "me@one:2,two:2")
 
 
 def test_ranks_on_other_hosts_do_not_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +231,8 @@ def test_ranks_of_a_host_share_its_cores(given: str | None, ranks: int, expected
 
 def test_hosts_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# two\n\na slots=2 max_slots=4\n b-1.c:3  # b\na\nd\n")
-    assert read_hostfile(str(path)) == "a:3,b-1.c:3,d:1"
+    path.write_text("# two\n\na slots=2 max_slots=4\n b-1.c:3  # b\na\nd\nme@[::1] slots=2\n")
+    assert read_hostfile(str(path)) == "a:3,b-1.c:3,d:1,me@[::1]:2"
     for text, words in (("a\nb slots=0", "line 2 .*'b slots=0'"), ("a b", "line 1"), ("#", "names no host")):
         path.write_text(text)
         with pytest.raises(LaunchError, match=words):
@@ -247,7 +248,7 @@ def test_names_that_only_ssh_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for name in ("SLURM_JOB_ID", "PRTE_MCA_plm_ssh_agent"):
         monkeypatch.delenv(name, raising=False)
     check_hosts(None)
-    check_hosts("localhost:2,127.0.0.1")
+    check_hosts("localhost:2,127.0.0.1,me@127.0.0.1,me@[::1]:2")
     with pytest.raises(LaunchError, match=r"^One.invalid, two.invalid cannot be resolved \("):
         check_hosts("One.invalid:2,localhost,two.invalid")
     for says in ("hostname 10.1.2.3", "proxyjump door"):
@@ -291,6 +292,9 @@ def test_open_mpi_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     command = shlex.join(mpirun_command(launcher, 4, ["a"], "one:2,two:2"))
     assert command == "/x/mpirun -n 4 --bind-to none --host one:2,two:2 -x GRADIENTFLOW_TIMEOUT a"
     assert "--oversubscribe" not in mpirun_command(launcher, 4, ["a"], "one:4")
+    assert "me@one:2" in mpirun_command(launcher, 2, ["a"], "me@one:2")
+    with pytest.raises(LaunchError, match="no IPv6 addresses: use --transport tcp"):
+        mpirun_command(launcher, 2, ["a"], "[::1]:2")
 
 
 def test_mpich_flags() -> None:
