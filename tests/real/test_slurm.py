@@ -10,10 +10,12 @@ import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from jobs import Finished, Job, outside_environment, write
+from needs_mpi import needs_mpi
 from pace import wait_until
 
 from gradientflow.netlab import Netlab, NetlabError
@@ -56,6 +58,7 @@ x = np.random.default_rng(comm.rank).integers(1000, size=5000).astype(np.float32
 comm.allreduce(x)
 say(f"{comm.rank} of {comm.size} on {comm.nodes} by {comm.describe()['transport']}: {zlib.crc32(x)}")
 if "wait" in sys.argv:
+    signal.signal(signal.SIGUSR1, lambda *_: (say(f"warned {comm.rank}"), sys.exit()))
     open(f"there{comm.rank}", "w").close()
     time.sleep(1000)
 if "kill" in sys.argv:
@@ -151,7 +154,7 @@ def test_srun(run: Run, kind: str) -> None:
     added_up(run(f"srun -n 4 --mpi={kind} python program.py", {"GRADIENTFLOW_TRANSPORT": "tcp"}), 2, 4)
 
 
-@pytest.mark.usefixtures("launcher")
+@needs_mpi
 @pytest.mark.parametrize("kind", [PMIX], indirect=True)
 def test_srun_for_mpi(run: Run, kind: str) -> None:
     ended = run(f"srun -N 3 -n 4 --mpi={kind} python program.py", {"GRADIENTFLOW_TRANSPORT": "mpi"})
@@ -169,25 +172,33 @@ def test_steps_of_several_components(run: Run, words: str) -> None:
     added_up(run(words), 2, 3)
 
 
-def test_rank_0_on_the_last_node(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("distribution", ["arbitrary", "cyclic"])
+def test_orders_of_ranks(run: Run, tmp_path: Path, distribution: str) -> None:
+    """Rank 0 on the last node; neighbors on different nodes."""
     write(tmp_path / "hosts", "host2\nhost0\nhost0\n")
-    added_up(run("srun -n 3 --distribution=arbitrary python program.py", {"SLURM_HOSTFILE": "hosts"}), 2, 3)
+    hosts = {"SLURM_HOSTFILE": "hosts"} if distribution == "arbitrary" else {}
+    added_up(run(f"srun -N 2 -n 3 --distribution={distribution} python program.py", hosts), 2, 3)
 
 
 @pytest.fixture
 def batch(cluster: Callable[..., list[str]], tmp_path: Path) -> Run:
-    """Give ``batch(options, lines)``, which submits a script and waits; ``sbatch --wait`` looks every ten seconds."""
+    """Give ``batch(options, lines, meanwhile=None)``, which runs a batch script, and waits for its end.
+
+    `meanwhile` gets a function that runs a command, and the number of the job. ``sbatch --wait`` looks every 10 s.
+    """
     write(tmp_path / "program.py", PROGRAM)
 
-    def run(options: str, lines: str) -> Finished:
-        write(tmp_path / "job.sh", f"#!/bin/sh\n{lines}\necho $? > status.new; mv status.new status\n")
-        submit = cluster("sbatch", "--output=out", *options.split(), "job.sh")
-        subprocess.run(submit, cwd=tmp_path, env=outside_environment(), stdout=subprocess.DEVNULL, check=True)
-        status = tmp_path / "status"
-        wait_until(status.exists)
-        found = int(status.read_text())
-        status.unlink()
-        return Finished(found, (tmp_path / "out").read_text(), "")
+    def call(words: str) -> str:
+        options: dict[str, Any] = {"cwd": tmp_path, "env": outside_environment(), "stdout": subprocess.PIPE}
+        return subprocess.run(cluster(*words.split()), text=True, check=True, **options).stdout
+
+    def run(options: str, lines: str, meanwhile: Callable[..., object] = lambda *_: None) -> Finished:
+        write(tmp_path / "job.sh", f"#!/bin/sh\n{lines}\n")
+        job = call(f"sbatch --parsable --output=out {options} job.sh").strip()
+        meanwhile(call, job)
+        wait_until(lambda: re.search(r"JobState=(COMPLETED|FAILED|CANCELLED) ", call(f"scontrol show job {job}")))
+        status = re.search(r"ExitCode=(\d+):0", call(f"scontrol show job {job}"))
+        return Finished(int(status[1]) if status else -1, (tmp_path / "out").read_text(), "")
 
     return run
 
@@ -200,7 +211,7 @@ def test_two_steps_at_once(batch: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.usefixtures("launcher")
+@needs_mpi
 def test_gradientflow_run_in_a_batch_script(batch: Run, nodes: int) -> None:
     line = "gradientflow run --transport mpi -n $SLURM_NTASKS -- python program.py"
     added_up(batch(f"-N {nodes} -n {2 * nodes}", line), nodes, 2 * nodes, "mpi")
@@ -212,6 +223,19 @@ def test_gradientflow_run_over_tcp_in_a_batch_script(batch: Run) -> None:
     refused = batch("-N 2 -n 2", line)
     assert refused.returncode == 2
     assert "this allocation has 2 nodes" in refused.stdout
+
+
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpi), "tcp"])
+def test_ranks_are_warned_of_the_end_of_a_batch_job(batch: Run, tmp_path: Path, transport: str) -> None:
+    """As by ``sbatch --signal=B:USR1@120``."""
+
+    def warn(call: Callable[[str], str], job: str) -> None:
+        wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)
+        call(f"scancel --batch --signal=USR1 {job}")
+
+    line = f"exec gradientflow run --transport {transport} -n 2 -- python program.py wait"
+    ended = batch("-n 2", line, warn)
+    assert (ended.returncode, ended.stdout.count("warned")) == (0, 2), ended.output
 
 
 @pytest.mark.real("torch")
