@@ -18,6 +18,15 @@ _ALLOCATION_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE"
 # Variables that name a file with the hosts for MPI's launcher, as Kubernetes' MPIJob writes it.
 _HOSTFILE_VARIABLES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
 
+# Variables of Open MPI 4, which MPIJob sets, by the names that the launcher of Open MPI 5 reads.
+_RENAMED = {
+    "OMPI_MCA_orte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "PRTE_MCA_prte_keep_fqdn_hostnames",
+    "OMPI_MCA_orte_set_default_slots": "PRTE_MCA_prte_set_default_slots",
+    "OMPI_MCA_plm_rsh_agent": "PRTE_MCA_plm_ssh_agent",
+    "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",
+}
+
 _PREFIXES = ("GRADIENTFLOW_", "JAX_", "XLA_", "MPITRAMPOLINE_")
 
 
@@ -42,6 +51,11 @@ def in_allocation() -> bool:
 def hostfile_of_allocation() -> str:
     """Return the file from which MPI's launcher reads its hosts; empty if there is none."""
     return next(filter(None, (os.environ.get(name) for name in _HOSTFILE_VARIABLES)), "")
+
+
+def renamed_variables() -> dict[str, str]:
+    """Return variables of Open MPI 4's launcher by the names of Open MPI 5, which does not read the old names."""
+    return {new: os.environ[old] for old, new in _RENAMED.items() if os.environ.get(old) and not os.environ.get(new)}
 
 
 def asked_binding() -> str:

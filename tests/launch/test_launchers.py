@@ -22,6 +22,7 @@ from gradientflow.meeting import find_plan
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 MET = str(PROGRAMS / "met.py")
 RANKS = range(2)
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}  # in each pod
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="could not import 'torch'")
 
@@ -73,30 +74,70 @@ def test_two_steps_of_slurm_with_one_port(processes: Processes, tmp_path: Path) 
     assert [each.stdout for each in finished] == ['"size": 2\n'] * 4
 
 
+def pods_of_pytorchjob() -> list[dict[str, str]]:
+    """Give the environments of two pods of a rank each, as Kubeflow's training operator 1.9 makes them."""
+    port = str(free_port())
+    job = {"PYTHONUNBUFFERED": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    job |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port, "PET_NNODES": "2", **KUBERNETES}
+    names = ("train-master-0", "train-worker-0")
+    return [{**job, "RANK": str(rank), "PET_NODE_RANK": str(rank), "HOSTNAME": names[rank]} for rank in RANKS]
+
+
 @needs_torch
 def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes) -> None:
-    port = str(free_port())
-    pod = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "PET_NNODES": "2"}
-    pod |= {"PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": port, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    processes(process_command("met"), [{**pod, "RANK": str(rank), "PET_NODE_RANK": str(rank)} for rank in RANKS])
+    processes(process_command("met"), pods_of_pytorchjob())
+
+
+@needs_torch
+@pytest.mark.thorough
+def test_containers_that_kubernetes_starts_again(processes: Processes, tmp_path: Path) -> None:
+    """Rank 1 dies, rank 0 fails; each starts again in its pod, as with restartPolicy: OnFailure, and both meet."""
+    program = write(
+        tmp_path / "program.py",
+        "import os, signal, sys, gradientflow as gf, numpy as np\n"
+        "first = not os.path.exists(sys.argv[1])\n"
+        "with gf.init() as comm:\n"
+        "    comm.barrier()\n"
+        "    if first and comm.rank == 1:\n"
+        "        open(sys.argv[1], 'w').close()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    assert comm.allreduce(np.ones(1))[0] == 2\n"
+        "    os.write(1, b'\"size\": %d\\n' % comm.size)\n",
+    )
+    words = shlex.join([sys.executable, str(program), str(tmp_path / "died")])
+    container = f"for start in 1 2 3; do {words} && exit; sleep 0.5; done; exit 1"
+    processes(["sh", "-c", container], pods_of_pytorchjob())
+
+
+# As between pods, it runs the command of a host, here on this machine, and writes down its arguments.
+SSH = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/log"
+while [ "${1#-}" != "$1" ]; do case $1 in -o) shift 2;; *) shift;; esac; done
+shift; exec sh -c "$*"
+"""
 
 
 @pytest.mark.thorough
 def test_mpijob_of_kubernetes(launcher: Launcher, processes: Processes, tmp_path: Path) -> None:
-    """Its pod that starts the job has the hosts in a file, which variables name; they may be more than this machine."""
+    """The pod of the launcher has the hosts in a file, which variables of Open MPI 4 name, also for Open MPI 5."""
     if launcher.library != OPEN_MPI:
         pytest.skip("the variables are Open MPI's")
-    (tmp_path / "hostfile").write_text("localhost slots=2\n")
-    env = {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile"), "OMPI_MCA_orte_keep_fqdn_hostnames": "true"}
-    env |= {"PRTE_MCA_prte_default_hostfile": str(tmp_path / "hostfile"), "K_MPI_JOB_ROLE": "launcher"}
+    hosts = [f"train-worker-{number}.train.default.svc" for number in RANKS]
+    hostfile = write(tmp_path / "hostfile", "".join(f"{host} slots=1\n" for host in hosts))
+    (ssh := write(tmp_path / "ssh", SSH)).chmod(0o755)
+    env = {"OMPI_MCA_orte_default_hostfile": str(hostfile), "OMPI_MCA_orte_keep_fqdn_hostnames": "true"}
+    env |= {"OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10", "OMPI_MCA_orte_set_default_slots": "1"}
+    env |= {"K_MPI_JOB_ROLE": "launcher", "HOSTNAME": "train-launcher", **KUBERNETES}
+    env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     program = (
         "import os, gradientflow as gf\n"
         "with gf.init() as comm:\n"
-        "    assert os.environ['MASTER_ADDR'] == 'localhost' and comm.describe()['transport'] == 'mpi'\n"
+        f"    assert os.environ['MASTER_ADDR'] == '{hosts[0]}' and comm.describe()['transport'] == 'mpi'\n"
         "    os.write(1, b'\"size\": %d\\n' % comm.size)\n"
     )
-    run = module_command("gradientflow.cli", ["run", "-n", "2", "--", sys.executable, "-c", program])
-    processes(run, [env])
+    processes(module_command("gradientflow.cli", ["run", "-n", "2", "--", sys.executable, "-c", program]), [env])
+    log = (ssh.parent / "log").read_text()
+    assert all(f"-o ConnectionAttempts=10 {host} " in log for host in hosts), log
 
 
 @needs_torch
