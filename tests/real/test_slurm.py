@@ -258,3 +258,11 @@ def test_a_task_that_is_killed(run: Run, kind: str) -> None:
     noticed = re.findall(r"^(\d) noticed after (.*) s: .*rank 1\b", ended.stdout, re.MULTILINE)
     assert sorted(rank for rank, _ in noticed) == ["0", "2", "3"], ended.output
     assert ended.returncode != 0
+
+
+def test_a_task_that_fails_before_the_ranks_have_met(run: Run, tmp_path: Path) -> None:
+    """Without -K the other ranks wait for it until their time is up."""
+    write(tmp_path / "task.sh", "if [ $SLURM_PROCID = 1 ]; then exit 5; fi; exec python program.py")
+    ended = run("srun -K -n 3 sh task.sh")
+    assert ended.returncode != 0
+    assert "task 1: Exited with exit code 5" in ended.stderr, ended.output
