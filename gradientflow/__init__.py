@@ -22,6 +22,7 @@ if not use_installed_package():
         "errors",
         "init",
         "join",
+        "metrics",
         "optimizers",
         "policies",
         "spawn",
@@ -30,7 +31,7 @@ if not use_installed_package():
     ]
 
     if TYPE_CHECKING:
-        from . import errors, optimizers, policies, strategies, training
+        from . import errors, metrics, optimizers, policies, strategies, training
         from .communicator import Communicator
         from .config import Config
         from .handle import Handle

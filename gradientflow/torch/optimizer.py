@@ -19,6 +19,9 @@ from gradientflow.annotations import ParameterGroup, StateDict
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ArgumentTypeError, ClosedError
 from gradientflow.job import init
+from gradientflow.metrics.across import across_ranks as over_ranks
+from gradientflow.metrics.registry import Values
+from gradientflow.metrics.watch import Watched, watch
 from gradientflow.plain import pack
 from gradientflow.pools.base import BasePool, RangeReport
 from gradientflow.strategies import (
@@ -36,6 +39,7 @@ from gradientflow.strategies.comparison import CANDIDATES
 from gradientflow.training import Loop, LossScale
 from gradientflow.training.batches import Batches
 from gradientflow.training.changing_ranks import Replica
+from gradientflow.training.meter import Meter
 from gradientflow.training.ranks import FixedRanks, OverRanks
 from gradientflow.training.survival import check_on_failure, ranks_of
 
@@ -194,6 +198,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
             self._fused_step = FusedStep(optimizer, self.strategy, model)
         self._comm = init() if comm is None else comm
         self._ranks: FixedRanks = FixedRanks(self._comm)
+        self._meter = Meter()
+        self._watched: Watched | None = None
         self._on_failure = {"on_failure": on_failure, "min_ranks": str(min_ranks)}
         replica = Replica(
             lambda with_weights: to_plain(self._replica(with_weights)),
@@ -201,6 +207,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         )
         try:
             _check_not_averaged(model, self._comm)
+            name = f"DistributedOptimizer with {self.strategy.name}"
+            self._watched = watch("training", name, self._comm, self._meter.live)
             self._ranks = ranks_of(self._comm, on_failure, min_ranks, replica)
             self._ranks.make(partial(self._bind, trained))
         except BaseException:
@@ -248,6 +256,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
             accumulation_steps=self.accumulation_steps,
             loss_scale=self.loss_scale,
             previous=previous,
+            meter=self._meter,
         )
         self._bound = bound = BoundModel(self._model, self._inner, loop, gradients, self._fused_step)
         self._checkpoint = Checkpoint(bound, self._inner, self._fused_step)
@@ -401,11 +410,29 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         if closure is not None and self._ranks.may_change:
             raise ArgumentError("step(closure) does not go with on_failure='continue'")
         if self._step is None:
-            return self._inner.step() if closure is None else self._inner.step(closure)
+            result = self._inner.step() if closure is None else self._inner.step(closure)
+            self._meter.stepped(self._comm.bytes_sent)
+            return result
         is_new, self._is_new = self._is_new, False
         if is_new and self._checkpoint is not None and self._step.is_for_state:
             return self._checkpoint.prepare()
         return self._step(closure)
+
+    def metrics(self, across_ranks: bool = False) -> Values:
+        """Return metrics of the last step, and means of the last 100 steps, by name; see `gradientflow.metrics`.
+
+        Call it between two steps. Norms take a pass over the gradients and residuals, in this call only. The norm of
+        the gradients is missing after `zero_grad`, and so are all metrics that the strategy does not have.
+
+        Parameters
+        ----------
+        across_ranks : bool, default False
+            True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``,
+            ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
+        """
+        self._check_open()
+        found = self._meter.values() if self._bound is None else self._bound.loop.metrics()
+        return over_ranks(self.comm, found) if across_ranks else found
 
     @contextmanager
     def common_weights(self) -> Iterator[None]:
@@ -629,6 +656,8 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
     ) -> None:
         """Close it; after an exception without waiting for communication under way."""
         self._closed = True
+        if self._watched is not None:
+            self._watched.end()
         if self._fused_step is not None:
             self._fused_step.close()
         synchronizer = self._detach()

@@ -11,6 +11,9 @@ from gradientflow.agreement import require_same_kinds
 from gradientflow.annotations import StateDict, TensorLike
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.metrics.across import across_ranks as over_ranks
+from gradientflow.metrics.registry import Values
+from gradientflow.metrics.watch import watch
 from gradientflow.plain import Plain
 from gradientflow.strategies import (
     Comparison,
@@ -31,6 +34,7 @@ from .changing_ranks import Replica
 from .consolidation import consolidated
 from .loop import Loop
 from .loss_scale import LossScale
+from .meter import Meter
 from .moving import Settled
 from .ranks import OverRanks
 from .state import TrainingState
@@ -153,6 +157,8 @@ class ArrayLoop(OverRanks):
             "on_failure": on_failure,
             "min_ranks": str(min_ranks),
         }
+        self._meter = Meter()
+        self._watched = watch("training", f"ArrayLoop with {self.strategy.name}", comm, self._meter.live)
         self._ranks = ranks_of(comm, on_failure, min_ranks, Replica(self._replica, self._load_replica))
         chosen = {"strategy": repr(self.strategy)}
         self._ranks.entries = {"weights": tensors, "strategies": chosen, "settings": settings}
@@ -163,7 +169,8 @@ class ArrayLoop(OverRanks):
             require_same_kinds(comm, self._ranks.entries)
             for weight in layout.weights:
                 comm.broadcast(weight)
-            return Loop(self._ranks, self.strategy, layout, self._tensors, loss_scale=self.loss_scale)
+            scale, meter = self.loss_scale, self._meter
+            return Loop(self._ranks, self.strategy, layout, self._tensors, loss_scale=scale, meter=meter)
 
         self._loop = self._ranks.make(make)
         self._loop.backward_order.is_known = True  # the order of `weights`
@@ -195,6 +202,21 @@ class ArrayLoop(OverRanks):
     def bytes_sent(self) -> int | None:
         """Bytes this rank sent to other ranks in messages for the last step; None if unknown."""
         return self._loop.bytes_sent
+
+    def metrics(self, across_ranks: bool = False) -> Values:
+        """Return metrics of the last step, and means of the last 100 steps, by name; see `gradientflow.metrics`.
+
+        Call it between two steps. Norms take a pass over the gradients and residuals, in this call only. The norm of
+        the gradients is missing once they are overwritten, and so are all metrics that the strategy does not have.
+
+        Parameters
+        ----------
+        across_ranks : bool, default False
+            True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``,
+            ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
+        """
+        found = self._loop.metrics()
+        return over_ranks(self.comm, found) if across_ranks else found
 
     def ready(self, index: int) -> None:
         """Mark gradient `index` as final for this iteration. May be called from any thread.
@@ -346,6 +368,7 @@ class ArrayLoop(OverRanks):
         self._close(orderly=True)
 
     def _close(self, orderly: bool) -> None:
+        self._watched.end()
         self._loop.synchronizer.close(orderly)
         self._ranks.close(orderly)
 

@@ -14,13 +14,16 @@ from gradientflow.agreement import failing_together
 from gradientflow.annotations import State
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, NonFiniteError
+from gradientflow.metrics.registry import Values
 from gradientflow.strategies import Layout, Strategy, Synchronizer
 from gradientflow.strategies.update import Iteration, Phase, SettingsOf
 
 from .batches import Batches
 from .binding import bind_together
+from .figures import figures, norm
 from .iteration import Progress
 from .loss_scale import LossScale
+from .meter import Meter
 from .order import BackwardOrder
 from .overlap import Overlap
 from .ranks import FixedRanks
@@ -49,6 +52,8 @@ class Loop:
         The factor by which gradients have to be divided.
     previous : Synchronizer or None
         A previous synchronizer of the same strategy and some of the tensors, whose state is taken over.
+    meter : Meter or None
+        The meter of the training; by default a new one.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Loop:
         accumulation_steps: int = 1,
         loss_scale: LossScale | None = None,
         previous: Synchronizer | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.ranks = ranks
         self.strategy = strategy
@@ -73,6 +79,8 @@ class Loop:
         self.used: list[bool] = [False] * len(layout)  # flags of tensors that got a gradient since all were zeroed
         self.status = Status(self.comm, len(layout), is_sent=strategy.gradients == "mean")
         self.batches = Batches()
+        self.meter = Meter() if meter is None else meter
+        self._has_means = False  # gradients are those of the last step
         self._overlap = Overlap(self.comm if layout.device == "cpu" else None)
         self.on_new_order: Callable[[], object] = lambda: None
         self.settings: SettingsOf = tensors.settings
@@ -81,6 +89,7 @@ class Loop:
         self._update_masters: Callable[[], object] = lambda: None  # takes over 16-bit weights that the user has changed
         self._sent: int | None = None  # bytes that the synchronizer had sent by the last step
         self._sent_for_step: int | None = None
+        self._scale_of_means = 1.0  # the factor that the gradients of the last step contain
         self.use(self._bound(layout), previous)
         try:
             ranks.check(self.synchronizer)
@@ -153,6 +162,7 @@ class Loop:
             self._begin()
 
     def _begin(self) -> None:
+        self._has_means = False
         try:
             self._update_masters()
             self.synchronizer.begin(self._iteration())
@@ -210,7 +220,7 @@ class Loop:
         self.tensors.check(order)
         self.backward_order.note(order)
         if len(order) == len(self.layout) and self.batches.here:
-            self.status.write(self.synchronizer.extra, None)
+            self.status.write(self.synchronizer.extra, None, busy=self.meter.busy())
         else:
             final = set(order)
             for index in range(len(self.layout)):
@@ -218,7 +228,7 @@ class Loop:
                     self.used[index] = self.tensors.collect(index, self.used[index])
                     if self.used[index]:
                         self.synchronizer.ready(index, self.tensors.stream)
-            self.status.write(self.synchronizer.extra, self.used, self.batches.here)
+            self.status.write(self.synchronizer.extra, self.used, self.batches.here, busy=self.meter.busy())
         self.synchronizer.flush(self.tensors.stream)
 
     # ---- exchanges -----------------------------------------------------------------------------------------------
@@ -233,6 +243,7 @@ class Loop:
                 self.flush()
             with self.ranks.surviving(self, has_gradients=True):
                 self._end_exchange()
+        self.meter.exchanged(waited_from, self.status.arrivals)
         if self._overlap.is_wanted:
             self._overlap.note(waited_from, self.synchronizer.reports)
         self.ranks.allow_step()
@@ -242,6 +253,7 @@ class Loop:
             update = self.synchronizer.wait(self.tensors.stream)
         except NonFiniteError:  # raised on all ranks, and only once: they have ended the iteration
             self.progress.end_without_update()
+            self.meter.dropped += 1
             self.ranks.ended(self, Phase.DROPPED)
             raise
         except BaseException:
@@ -253,7 +265,8 @@ class Loop:
         outcome = self._read_status()
         if outcome.is_dropped and update.kind != "skipped":
             self.synchronizer.rollback(Phase.AVERAGED, self.tensors.stream)
-        is_applied = update.kind != "skipped" and not outcome.is_dropped
+        is_applied = self._has_means = update.kind != "skipped" and not outcome.is_dropped
+        self.meter.dropped += not is_applied
         self.ranks.ended(self, Phase.AVERAGED if is_applied else Phase.DROPPED)
         if outcome.is_dropped:
             self.progress.drop()
@@ -298,6 +311,7 @@ class Loop:
         """Give up an iteration under way, and zero all gradients; with `set_to_none`, no tensor has one afterwards."""
         self.abandon()
         self.progress.reset()
+        self._has_means = False
         self.tensors.zero(set_to_none)
         if set_to_none:
             self.used[:] = [False] * len(self.used)
@@ -305,6 +319,7 @@ class Loop:
     def restart(self) -> None:
         """Drop the iteration under way after a change of ranks: zero its gradients, and skip its step."""
         self.progress.lose()
+        self._has_means = False
         self.tensors.zero(set_to_none=False)
         self.used[:] = [False] * len(self.used)
         self.on_new_order()
@@ -323,13 +338,22 @@ class Loop:
 
     def stepped(self) -> None:
         """Note that the step was made or skipped: update the loss scale, and let the strategy write weights."""
-        if self.progress.phase is not Phase.LOST:
+        unscaled = 1.0 if self.loss_scale is None or self.progress.unscaled else self.loss_scale.value
+        if self.progress.phase is Phase.LOST:
+            self.meter.dropped += 1
+        else:
             if self.loss_scale is not None:
                 self.loss_scale.update(self.progress.overflowed)
+            began = time.monotonic()
             self.ranks.after_step(self)
+            self.meter.waited += time.monotonic() - began
         self.progress.step()
         before, self._sent = self._sent, self.synchronizer.bytes_sent
         self._sent_for_step = None if before is None or self._sent is None else self._sent - before
+        self._scale_of_means = unscaled
+        self.meter.stepped(self.comm.bytes_sent)
+        if self.meter.wants_details:
+            self._note_details()
         self._raise_pending()
 
     @property
@@ -339,6 +363,20 @@ class Loop:
         if not sent:
             return self._sent_for_step
         return None if None in sent else sum(each for each in sent if each is not None)
+
+    def metrics(self) -> Values:
+        """Return metrics of the last step and the last 100, by name. Does not communicate; takes a pass over memory."""
+        self._note_details()
+        return self.meter.values()
+
+    def _note_details(self) -> None:
+        meter = self.meter
+        meter.wants_details = False
+        mean_sent = meter.values().get("gradientflow_mean_step_sent_bytes")
+        found = figures(self.synchronizer, self.comm, meter.waited_from, mean_sent)
+        if self._has_means and self.strategy.gradients == "mean" and self.synchronizer.shared is None:
+            found["gradientflow_gradient_norm"] = norm(self.synchronizer.gradients) / self._scale_of_means
+        meter.details = found
 
     def _raise_pending(self) -> None:
         """Raise the strategy's pending `NonFiniteError`, now that no rank waits for this one."""

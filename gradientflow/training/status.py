@@ -15,6 +15,9 @@ from .rates import Rates
 
 Numbers = npt.NDArray[np.float64]
 
+# Times travel in hundredths of a second, at most ten minutes, so that float16 has them to a thousandth.
+_PER_SECOND, _MOST = 100.0, 60000.0
+
 
 class ExchangeStatus(NamedTuple):
     """Status of all ranks in an exchange."""
@@ -34,13 +37,20 @@ class Status:
     """Status of this rank, written into `Synchronizer.extra`, and of all ranks, read from the means.
 
     The numbers are: for each tensor, 1 if it has a gradient on this rank; 1 if any tensor lacks one; 1 unless this rank
-    is out of batches; for each rank, 1 if it gives up the iteration; the learning rates, as `Rates` encodes them. A
-    mean is nonzero if the number is nonzero on any rank, so no further communication is needed. If gradients are not
-    averaged, nothing is sent, and a rank knows only its own status.
+    is out of batches; for each rank, the time for which it was busy since the last exchange, -1 if it gives up the
+    iteration, or 0 if unknown; the learning rates, as `Rates` encodes them. A mean is nonzero if the number is nonzero
+    on any rank, so no further communication is needed. If gradients are not averaged, nothing is sent, and a rank knows
+    only its own status.
+
+    Attributes
+    ----------
+    arrivals : numpy.ndarray or None
+        Seconds for which each rank was busy before the exchange that was read last, 0 if unknown; None if not sent.
     """
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
         self.rates = Rates()  # compared if all ranks make the same step
+        self.arrivals: Numbers | None = None
         self._tensors = tensors
         self._is_sent = is_sent
         self.use(comm)
@@ -53,7 +63,12 @@ class Status:
         self.count = len(self._complete) + Rates.numbers if self._is_sent else 0
 
     def write(
-        self, extra: Numbers, used: Sequence[bool] | None, has_batches: bool = True, gives_up: bool = False
+        self,
+        extra: Numbers,
+        used: Sequence[bool] | None,
+        has_batches: bool = True,
+        gives_up: bool = False,
+        busy: float = 0.0,
     ) -> None:
         """Write the status; `used` has flags of tensors with a gradient, or is None if all tensors have a gradient."""
         if not self.count:
@@ -64,16 +79,21 @@ class Status:
             status[: self._tensors] = used
             status[self._tensors] = 1
             status[self._tensors + 1] = has_batches
-            status[self._tensors + 2 + self._comm.rank] = gives_up
+        if gives_up or has_batches:
+            status[self._tensors + 2 + self._comm.rank] = -1.0 if gives_up else min(busy * _PER_SECOND, _MOST)
         self.rates.write(extra[len(self._complete) :], has_step=has_batches and not gives_up)
 
     def read(self, means: Numbers, used: Sequence[bool]) -> ExchangeStatus:
         """Read the means over the ranks; where none are sent, the outcome is that of this rank."""
+        self.arrivals = None
         if not self.count:
             return ExchangeStatus(used, True, [], False)
         status = means[: len(self._complete)]
         present = (status[: self._tensors] != 0).tolist() if status[self._tensors] else None
-        given_up = np.flatnonzero(status[self._tensors + 2 :]).tolist()
+        arrivals = status[self._tensors + 2 :] * (self._comm.size / _PER_SECOND)
+        given_up = np.flatnonzero(arrivals < 0).tolist()
+        if not given_up:
+            self.arrivals = arrivals
         rates_differ = Rates.differ(means[len(self._complete) :])
         return ExchangeStatus(present, self.any_has_batches(means), given_up, rates_differ)
 

@@ -119,6 +119,34 @@ std::string parse_file(const std::string& text) {
   return answer == false ? "" : text;
 }
 
+bool is_port(std::string_view text) {
+  int port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  return error == std::errc() && end == text.data() + text.size() && port >= 1 && port <= 65535;
+}
+
+// Parses places of metrics, such as "run.jsonl,prometheus:9090". "off" and its synonyms mean no place.
+std::string parse_metrics(const std::string& text) {
+  if (switch_of(text) == false) {
+    return "";
+  }
+  const std::string_view tensorboard = "tensorboard:";
+  const std::string_view prometheus = "prometheus:";
+  const std::string_view jsonl = ".jsonl";
+  for (const std::string& name : split_list(text)) {
+    const bool is_folder = name.starts_with(tensorboard) && name.size() > tensorboard.size();
+    const bool is_server = name.starts_with(prometheus) && is_port(std::string_view(name).substr(name.rfind(':') + 1));
+    const bool is_file = name.ends_with(jsonl) && !name.ends_with("/.jsonl") && name.size() > jsonl.size();
+    if (!is_folder && !is_server && !is_file) {
+      refuse(
+          "the name of a file that ends in .jsonl, tensorboard:FOLDER, prometheus:PORT or prometheus:ADDRESS:PORT, "
+          "several of these with commas, or off",
+          text);
+    }
+  }
+  return text;
+}
+
 std::string parse_library(const std::string& text) {
   if (text.empty() || text.back() == '/') {
     refuse("the name of a file", text);
@@ -233,6 +261,12 @@ const std::vector<Accessor>& accessors() {
         true},
        [](const Config& c) -> std::string { return c.timeline.empty() ? "off" : c.timeline; },
        [](Config& c, const std::string& t) { c.timeline = parse_file(t); }},
+      {{"metrics", "GRADIENTFLOW_METRICS", "list",
+        "Places to which every rank writes its metrics in Python: run.jsonl, a file for each rank; "
+        "tensorboard:FOLDER; prometheus:PORT, or prometheus:ADDRESS:PORT; several with commas; off for none.",
+        true},
+       [](const Config& c) -> std::string { return c.metrics.empty() ? "off" : c.metrics; },
+       [](Config& c, const std::string& t) { c.metrics = parse_metrics(t); }},
       {{"host_piece_bytes", "GRADIENTFLOW_HOST_PIECE_BYTES", "bytes",
         "Size of the pieces in which tensors of CUDA devices pass through the host: one on its way down, one being "
         "reduced, one on its way up.",

@@ -32,6 +32,7 @@ struct Config {
   std::string progress = "auto";  // thread that reduces a pool's ranges inside a node: auto, thread, caller
   bool debug = false;             // print the path of each call to standard error
   std::string timeline;           // timeline file; empty: none
+  std::string metrics;            // places to which metrics are written, with commas; empty: none
   std::size_t host_piece_bytes = 4 * mib;    // part of a device tensor that passes through the host at a time
   std::size_t device_slot_bytes = 16 * mib;  // device memory of each rank for the exchange of ordinary arrays
   std::size_t peer_bytes = 256 * kib;        // largest device tensors that are exchanged without NCCL inside a node
@@ -49,7 +50,7 @@ struct Config {
 struct ConfigField {
   std::string_view name;      // field of Config, "timeout"
   std::string_view variable;  // "GRADIENTFLOW_TIMEOUT"
-  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "library", "name"
+  std::string_view unit;      // "seconds", "bytes", "ranks", "count", "choice", "file", "library", "name", "list"
   std::string_view meaning;
   bool shared = false;  // must be equal on all ranks
 };

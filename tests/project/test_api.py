@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STORED = ROOT / "docs" / "api.txt"
 RENEW = f"python {Path(__file__).relative_to(ROOT)}"
 
-PARTS = "device errors jax mailbox model optimizers policies server strategies torch training"
+PARTS = "device errors jax mailbox metrics model optimizers policies server strategies torch training"
 MODULES = ["gradientflow", *(f"gradientflow.{part}" for part in PARTS.split())]
 FRAMEWORKS = {"gradientflow.jax": "jax", "gradientflow.torch": "torch"}
 

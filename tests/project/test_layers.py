@@ -182,6 +182,7 @@ PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
     "gradientflow.plain",
 }
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
+PYTHON_LAYERS["gradientflow.metrics"] = PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement"}
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
     "gradientflow._location",
@@ -196,6 +197,7 @@ PYTHON_LAYERS["gradientflow.pools"] = PYTHON_LAYERS["gradientflow.communicator"]
 PYTHON_LAYERS["gradientflow.server"] = PYTHON_LAYERS["gradientflow.pools"] | {
     "gradientflow.agreement",
     "gradientflow.mailbox",
+    "gradientflow.metrics",
     "gradientflow.plain",
     "gradientflow.policies",
     "gradientflow.pools",
@@ -302,6 +304,7 @@ PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow.job",
     "gradientflow.mailbox",
     "gradientflow.meeting",
+    "gradientflow.metrics",
     "gradientflow.mpi_library",
     "gradientflow.torch.devices",
     "gradientflow.torch.names",
@@ -343,11 +346,12 @@ PYTHON_LAYERS["gradientflow.__main__"] = {"gradientflow.cli"}
 
 CORE = "gradientflow._core"  # the compiled module: anybody may load it
 FRAMEWORKS = {"torch", "jax", "cupy"}
-# The store of torchrun is PyTorch's; in the last six are peers of the benchmarks.
+# The store of torchrun and the files of TensorBoard are PyTorch's; in the last six are peers of the benchmarks.
 MAY_IMPORT_FRAMEWORKS = (
     "gradientflow.torch",
     "gradientflow.jax",
     "gradientflow.meeting.torch_store",
+    "gradientflow.metrics.tensorboard",
     "gradientflow.bench.core.gloo",
     "gradientflow.bench.jax",
     "gradientflow.bench.kernels.selection",

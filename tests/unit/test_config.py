@@ -85,7 +85,7 @@ def test_fields_are_complete() -> None:
     assert len({field.name for field in found}) == len(found)
     for field in found:
         assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
-        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "library", "name")
+        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "library", "name", "list")
         assert field.meaning.endswith(".")
     assert {field.name for field in found} == set(gf.Config())
 
@@ -123,6 +123,9 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "debug": [(True, "on"), (False, "off"), ("1", "on"), ("no", "off")],
     "timeline": [("off", "off"), ("0", "off"), ("no", "off"), (False, "off"), ("trace.json", "trace.json"),
                  ("/tmp/a b", "/tmp/a b"), ("./on", "./on"), (Path("t/x"), "t/x")],
+    "metrics": [("off", "off"), ("no", "off"), ("run.jsonl", "run.jsonl"),
+                ("a/b.jsonl,prometheus:9090,tensorboard:t/",) * 2,
+                ("prometheus:0.0.0.0:65535", "prometheus:0.0.0.0:65535")],
     "transport": [("auto", "auto"), ("mpi", "mpi"), ("tcp", "tcp")],
     "interface": [("auto", "auto"), ("eth1", "eth1"), ("^lo,eth1", "^lo,eth1"),
                   ("10.0.0.0/24", "10.0.0.0/24"), ("fd00::/64", "fd00::/64")],
@@ -154,6 +157,21 @@ BAD: dict[str, list[object]] = {
     "progress": ["threads", "AUTO", ""],
     "debug": ["maybe", "", "loud", 2],
     "timeline": ["traces/", "/", "", "on", "1", "true", "yes"],
+    "metrics": [
+        "",
+        "on",
+        "run.json",
+        ".jsonl",
+        "a/.jsonl",
+        "prometheus",
+        "prometheus:",
+        "prometheus:0",
+        "prometheus:65536",
+        "prometheus:9090x",
+        "tensorboard:",
+        "run.jsonl,",
+        "run.jsonl,off",
+    ],
     "transport": ["TCP", "ucx", "", "tcp,mpi"],
     "interface": ["", " ", "eth0 eth1", "eth0\n", "^", "lo,", ",lo", "^^lo", "^auto", "auto,lo", "eth0,^lo"],
     "congestion": ["", "two words", "-1", "a" * 16],

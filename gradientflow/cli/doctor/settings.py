@@ -10,7 +10,7 @@ from gradientflow.strategies import words_of_default_strategy
 
 from .check import Check
 
-_UNITLESS = ("", "choice", "count")
+_UNITLESS = ("", "choice", "count", "list")
 
 
 def settings() -> list[Check]:

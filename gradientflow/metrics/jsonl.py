@@ -1,0 +1,60 @@
+"""Metrics in a file, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from gradientflow.errors import ArgumentError
+
+from .registry import Source, Values
+
+
+class JsonLines:
+    """A file of this rank, which replaces an earlier file of its name.
+
+    Parameters
+    ----------
+    name : str
+        Name of the file. ``{rank}`` in it is the rank; without it, run.jsonl becomes run.rank0.jsonl and so on.
+    rank : int
+        Rank of this process.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        If the file cannot be written.
+    """
+
+    def __init__(self, name: str, rank: int) -> None:
+        self._path = file_of_rank(name, rank)
+        try:
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"GRADIENTFLOW_METRICS: {self._path} cannot be written: {error}") from error
+
+    def write(self, source: Source, values: Values) -> None:
+        """Write a line."""
+        line = {"time": time.time(), "rank": source.rank, "kind": source.kind, "source": source.name, **values}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __str__(self) -> str:
+        """Return the path of the file."""
+        return str(self._path)
+
+
+def file_of_rank(name: str, rank: int) -> Path:
+    """Return the path of a rank's file."""
+    if "{rank}" in name:
+        return Path(name.replace("{rank}", str(rank)))
+    path = Path(name)
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+__all__ = ["JsonLines", "file_of_rank"]

@@ -1,0 +1,63 @@
+"""Sources under watch: listed in the registry, and written to the places in GRADIENTFLOW_METRICS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from gradientflow.communicator import Communicator
+
+from .registry import Source, Values, register, source_of, unregister
+
+if TYPE_CHECKING:
+    from .writer import Writer
+
+
+class Watched:
+    """A source under watch, until `end`.
+
+    Parameters
+    ----------
+    key : int
+        Key of the source in the registry.
+    writer : Writer or None
+        Writer of its metrics.
+    """
+
+    def __init__(self, key: int, writer: Writer | None) -> None:
+        self._key = key
+        self._writer = writer
+
+    def end(self) -> None:
+        """Write the last metrics, and remove the source. A second call is harmless."""
+        source: Source | None = source_of(self._key)
+        if source is not None and self._writer is not None:
+            self._writer.write([source])
+        unregister(self._key)
+
+
+def watch(kind: str, name: str, comm: Communicator, metrics: Callable[[], Values]) -> Watched:
+    """List a source of metrics, and write them if the settings of `comm` say so; then the call is collective.
+
+    Parameters
+    ----------
+    kind, name, metrics
+        As in `Source`; `metrics` is a method, which is held weakly.
+    comm : Communicator
+        Ranks of the source.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        On every rank, if metrics cannot be written there, or a package for it is missing.
+    """
+    places = comm.describe()["settings"].get("metrics", "off")
+    writer = None
+    if places != "off":
+        writer = import_module(".writer", __package__).writer_of(places, comm)
+        metrics()  # from now on the source keeps what takes time
+    return Watched(register(kind, name, comm.rank, metrics), writer)
+
+
+__all__ = ["Watched", "watch"]

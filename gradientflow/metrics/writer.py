@@ -1,0 +1,128 @@
+"""The writer of this process: once a second it writes the metrics of all sources to all places."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gradientflow.agreement import failing_together
+from gradientflow.communicator import Communicator
+
+from .jsonl import JsonLines
+from .prometheus import Prometheus, require_client, shared_folder
+from .registry import Source, Values, sources
+from .tensorboard import TensorBoard
+
+PROMETHEUS, TENSORBOARD = "prometheus:", "tensorboard:"  # beginnings of places
+
+_PAUSE = 1.0  # seconds between two writes
+
+logger = logging.getLogger("gradientflow")
+
+
+class Place(Protocol):
+    """A place to which metrics are written."""
+
+    def write(self, source: Source, values: Values) -> None:
+        """Write the metrics of a source, which have changed since the last call."""
+
+    def close(self) -> None:
+        """Write everything that is still in memory."""
+
+
+class Writer:
+    """A thread that writes metrics.
+
+    Parameters
+    ----------
+    places : sequence of Place
+        The places.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = list(places)
+        self._written: dict[str, Values] = {}
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        self._process = os.getpid()
+        threading.Thread(target=self._run, name="gradientflow metrics", daemon=True).start()
+        atexit.register(self.close)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a fork, which has no thread."""
+        return self._process == os.getpid()
+
+    def _run(self) -> None:
+        while not self._ends.wait(_PAUSE):
+            self.write(sources())
+
+    def write(self, found: Sequence[Source]) -> None:
+        """Write the metrics of these sources, as far as they have changed."""
+        with self._lock:
+            for source in found:
+                values = source.metrics()
+                if values != self._written.get(source.name):
+                    self._written[source.name] = values
+                    self._places = [place for place in self._places if _has_written(place, source, values)]
+
+    def close(self) -> None:
+        """Write once more, and end. A second call is harmless."""
+        if self._ends.is_set() or not self.is_of_this_process:
+            return
+        self._ends.set()
+        self.write(sources())
+        with self._lock:
+            for place in self._places:
+                place.close()
+
+
+def _has_written(place: Place, source: Source, values: Values) -> bool:
+    """Write metrics to a place. Return False after an error: training continues without this place."""
+    try:
+        place.write(source, values)
+    except Exception as error:
+        logger.warning("metrics are no longer written to %s: %s", place, error)
+        return False
+    return True
+
+
+_writers: dict[str, Writer] = {}  # by the setting
+
+
+def writer_of(setting: str, comm: Communicator) -> Writer:
+    """Return the writer of this process for a value of GRADIENTFLOW_METRICS. Collective.
+
+    Raises
+    ------
+    gradientflow.errors.ArgumentError
+        On every rank, if metrics cannot be written there, or a package for it is missing.
+    """
+    known = _writers.get(setting)
+    if known is not None and known.is_of_this_process:
+        return known
+    names, folder, serves = setting.split(","), Path(), False
+    servers = [name for name in names if name.startswith(PROMETHEUS)]
+    if servers:
+        with failing_together(comm):
+            require_client(servers[0])
+        folder, serves = shared_folder(comm)
+    places: list[Place] = []
+    with failing_together(comm):
+        for name in names:
+            if name in servers:
+                places.append(Prometheus(name, comm.rank, folder, serves))
+            elif name.startswith(TENSORBOARD):
+                places.append(TensorBoard(name.removeprefix(TENSORBOARD), comm.rank))
+            else:
+                places.append(JsonLines(name, comm.rank))
+    _writers[setting] = Writer(places)
+    return _writers[setting]
+
+
+__all__ = ["Place", "Writer", "writer_of"]

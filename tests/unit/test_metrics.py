@@ -1,0 +1,94 @@
+"""Names of metrics, and their sources in a process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradientflow.metrics import METRICS, Metric, registry, sources
+from gradientflow.metrics.jsonl import file_of_rank
+from gradientflow.pools.base import RangeReport
+from gradientflow.pools.exchange_figures import exchange_figures
+from gradientflow.training.meter import Meter
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_has_all_metrics() -> None:
+    rows = re.findall(r"^\| `(gradientflow_\w+)` \| (.*) \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    expected = [(m.name, " | ".join([m.unit, m.kind, ", ".join(m.sources), m.help])) for m in METRICS]
+    assert [row for row in rows if row[0] in {metric.name for metric in METRICS} and row[1].count("|") == 3] == expected
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_are_those_of_openmetrics(metric: Metric) -> None:
+    name = metric.name.removesuffix("_total")
+    assert re.fullmatch(r"gradientflow(_[a-z]+)+", name)
+    assert (metric.kind == "counter") == metric.name.endswith("_total")
+    if metric.unit not in ("", "rank", "ranks"):
+        assert name.endswith("_" + metric.unit.replace(" ", "_"))
+
+
+class Owner:
+    def metrics(self) -> dict[str, float]:
+        return {"gradientflow_participants": 1.0}
+
+
+def test_sources_live_as_long_as_their_owners() -> None:
+    first, second = Owner(), Owner()
+    keys = [registry.register("training", "loop", rank, each.metrics) for rank, each in enumerate((first, second))]
+    assert [(each.name, each.rank, each.metrics()) for each in sources()] == [
+        ("loop", 0, {"gradientflow_participants": 1.0}),
+        ("loop 2", 1, {"gradientflow_participants": 1.0}),
+    ]
+    registry.unregister(keys[1])
+    registry.unregister(keys[1])
+    del first
+    gc.collect()
+    assert not sources()
+
+
+def test_a_meter_keeps_the_last_hundred_steps() -> None:
+    meter = Meter()
+    for step in range(250):
+        meter.exchanged(meter.waited_from, np.array([1.0, 3.0, 1.5]) if step else None)
+        meter.waited = float(step)
+        meter.stepped(10 * step)
+    found = meter.values()
+    assert found["gradientflow_steps_total"] == 250
+    assert found["gradientflow_exposed_seconds"] == 249
+    assert found["gradientflow_mean_exposed_seconds"] == np.mean(range(150, 250))
+    assert found["gradientflow_step_sent_bytes"] == found["gradientflow_mean_step_sent_bytes"] == 10
+    assert (found["gradientflow_last_rank"], found["gradientflow_last_rank_lag_seconds"]) == (1, 1.75)
+    assert json.dumps(found)
+
+
+def test_figures_of_ranges() -> None:
+    def report(started: float, ended: float) -> RangeReport:
+        return RangeReport(100, 60, None, "ring", started, started, ended)
+
+    # Of 7 seconds in which a range is under way, 3 have passed before the wait.
+    found = exchange_figures(
+        [report(1, 3), report(2, 5), report(6, 9)], shares_memory=True, has_times=True, waited_from=4.0
+    )
+    assert found == {
+        "gradientflow_step_sent_bytes": 180,
+        "gradientflow_step_node_bytes": 300,
+        "gradientflow_exchange_seconds": 7,
+        "gradientflow_sent_bytes_per_second": 180 / 7,
+        "gradientflow_node_bytes_per_second": 300 / 7,
+        "gradientflow_hidden_ratio": 3 / 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("run.jsonl", "run.rank3.jsonl"), ("a/{rank}/run.jsonl", "a/3/run.jsonl"), ("b/x.y.jsonl", "b/x.y.rank3.jsonl")],
+)
+def test_files_of_ranks(name: str, path: str) -> None:
+    assert file_of_rank(name, 3) == Path(path)
