@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AverageState", "allreduce", "average", "forget_failed_calls"]
+__all__ = ["AverageState", "allreduce", "average", "forget_failed_calls", "metrics"]
 
 if TYPE_CHECKING:
+    from .live_metrics import metrics
     from .private import forget_failed_calls
     from .reduction import allreduce
     from .transformation import AverageState, average
@@ -17,6 +18,7 @@ else:
         "allreduce": "reduction",
         "average": "transformation",
         "forget_failed_calls": "private",
+        "metrics": "live_metrics",
     }
 
     def __getattr__(name: str) -> object:

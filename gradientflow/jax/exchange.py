@@ -16,6 +16,10 @@ from gradientflow._location import core
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError, ClosedError, NonFiniteError
 from gradientflow.memory import itemsize
+from gradientflow.metrics.registry import Values
+from gradientflow.metrics.watch import watch
+from gradientflow.pools.base import BasePool
+from gradientflow.pools.exchange_figures import exchange_figures
 from gradientflow.pools.gradient import GradientPool
 from gradientflow.strategies import Layout, Settings, Strategy, Synchronizer
 from gradientflow.strategies.exchange.pooled import PoolStrategy
@@ -68,6 +72,8 @@ class GradientExchange:
         self._nonce = np.frombuffer(secrets.token_bytes(8), np.uint64).copy()  # different for each state returned
         self._loaded: bytes | None = _FRESH  # token of the state in the synchronizer
         self._bound: Synchronizer | None = None
+        self._pools: tuple[BasePool, ...] = ()  # pools of dense exchanges
+        self._watched_comm: Communicator | None = None
         self._kept: object = None  # objects that the native exchange uses
         self._placed: object = None  # gradients of the synchronizer, whose addresses are in _addresses
         self._addresses: list[int] = []
@@ -95,6 +101,7 @@ class GradientExchange:
             return False
         if self._bound is None:
             self._bound = self._bind()
+            self._watch(self._bound.comm)
         synchronizer = self._bound
         copy = core.jax.copy
         token = np.empty(TOKEN, np.uint32)
@@ -176,6 +183,27 @@ class GradientExchange:
             pools.append(cast("GradientPool", pool))
         self.native.use_dense(comm._native, strategy.algorithm, [pool._native for pool in pools], places)
         self._kept = (comm, pools)
+        self._pools = tuple(pools)
+        self._watch(comm)
+
+    def _watch(self, comm: Communicator) -> None:
+        self._watched_comm = comm
+        watch("jax", f"average with {self.strategy.name}", comm, self.metrics, comm)
+
+    def metrics(self) -> Values:
+        """Return the metrics of the exchanges so far. Does not communicate; from any thread."""
+        comm = self._watched_comm
+        if comm is None:
+            return {}
+        pools = self._pools or getattr(self._bound, "pools", ())
+        found: Values = {"gradientflow_participants": float(comm.size)}
+        if comm.bytes_sent is not None:
+            found["gradientflow_sent_bytes_total"] = float(comm.bytes_sent)
+        if pools:
+            found["gradientflow_steps_total"] = float(pools[0].iteration)
+            reports = [report for pool in pools for report in pool.reports]
+            found |= exchange_figures(reports, shares_memory=comm.local_size > 1, has_times=True)
+        return found
 
 
 def held_weakly(method: WeakMethod[Callable[..., object]]) -> Callable[..., object]:

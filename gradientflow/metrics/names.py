@@ -64,6 +64,9 @@ METRICS: tuple[Metric, ...] = tuple(
         ("slowest_rank_lag_seconds", "seconds", "Mean lag of slowest_rank over the last 100 steps.", _TRAINING),
         ("period_steps", "steps", "Steps from one exchange of the strategy to the next.", _TRAINING),
         ("delay_steps", "steps", "Steps after which the result of an exchange is applied.", _TRAINING),
+        ("pushes_total", "pushes", "Pushes of this rank to the servers.", _SERVER),
+        ("waited_seconds_total", "seconds", "Time for which this rank waited for pushes and pulls.", _SERVER),
+        ("calls_total", "calls", "Collective calls and messages of the process group.", ("process_group",)),
         ("staleness_limit_steps", "steps", "Steps by which a rank may lead the slowest rank.", _TRAINING),
     )
 )  # fmt: skip

@@ -25,33 +25,19 @@ _LABELS = ("rank", "kind", "source")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+def own_folder() -> Path:
+    """Return the path of a folder that does not exist."""
+    return Path(tempfile.gettempdir(), f"gradientflow-metrics-{secrets.token_hex(16)}")
+
+
 def shared_folder(comm: Communicator) -> tuple[Path, bool]:
     """Return the folder that the ranks of this host share, and True on the first rank, which serves. Collective."""
     boot = _BOOT.read_text(encoding="ascii").strip() if _BOOT.exists() else ""
-    path = Path(tempfile.gettempdir(), f"gradientflow-metrics-{secrets.token_hex(16)}")
-    mine = json.dumps([f"{socket.gethostname()} {boot} {os.getuid()}", str(path)])
+    mine = json.dumps([f"{socket.gethostname()} {boot} {os.getuid()}", str(own_folder())])
     everyone = [json.loads(text) for text in gather(comm, mine.encode())]
     host = everyone[comm.rank][0]
     first = next(rank for rank, each in enumerate(everyone) if each[0] == host)
     return Path(everyone[first][1]), first == comm.rank
-
-
-def require_client(name: str) -> ModuleType:
-    """Return the package prometheus_client, which the place `name` needs.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If it is missing.
-    """
-    try:
-        import prometheus_client.core
-    except ImportError as error:
-        raise ArgumentError(
-            f"GRADIENTFLOW_METRICS: {name} needs the package prometheus_client, and {error}: "
-            "pip install 'gradientflow[metrics]'"
-        ) from error
-    return prometheus_client
 
 
 class Prometheus:
@@ -80,14 +66,24 @@ class Prometheus:
         self._file = folder / f"rank{rank}.json"
         self._values: dict[str, tuple[str, Values]] = {}
         self._server: Any = None
-        client = require_client(name)
+        try:
+            import prometheus_client
+            from prometheus_client import core
+        except ImportError as error:
+            raise ArgumentError(
+                f"GRADIENTFLOW_METRICS: {name} needs the package prometheus_client, and {error}: "
+                "pip install 'gradientflow[metrics]'"
+            ) from error
         folder.mkdir(mode=0o700, exist_ok=True)
         if serves:
             address, _, port = name.removeprefix("prometheus:").rpartition(":")
-            registry = client.CollectorRegistry()
-            registry.register(_Collector(folder, client.core))
+            registry = prometheus_client.CollectorRegistry()
+            collector: Any = _Collector(folder, core)
+            registry.register(collector)
             try:
-                self._server, _ = client.start_http_server(int(port), address or "127.0.0.1", registry)
+                self._server, _ = prometheus_client.start_http_server(
+                    int(port), address.strip("[]") or "127.0.0.1", registry
+                )
             except OSError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise ArgumentError(f"GRADIENTFLOW_METRICS: {name} cannot be served: {error}") from error
@@ -96,8 +92,9 @@ class Prometheus:
         """Replace the file of this rank."""
         self._values[source.name] = source.kind, values
         new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._values), encoding="utf-8")
-        new.replace(self._file)
+        with suppress(FileNotFoundError):  # the rank that serves has ended
+            new.write_text(json.dumps(self._values), encoding="utf-8")
+            new.replace(self._file)
 
     def close(self) -> None:
         """End the service, and remove what was written."""
@@ -139,4 +136,4 @@ class _Collector:
                 yield one
 
 
-__all__ = ["Prometheus", "require_client", "shared_folder"]
+__all__ = ["Prometheus", "own_folder", "shared_folder"]

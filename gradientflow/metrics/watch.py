@@ -37,8 +37,10 @@ class Watched:
         unregister(self._key)
 
 
-def watch(kind: str, name: str, comm: Communicator, metrics: Callable[[], Values]) -> Watched:
-    """List a source of metrics, and write them if the settings of `comm` say so; then the call is collective.
+def watch(
+    kind: str, name: str, comm: Communicator, metrics: Callable[[], Values], here: Communicator | None
+) -> Watched:
+    """List a source of metrics, and write them if the settings of `comm` say so.
 
     Parameters
     ----------
@@ -46,6 +48,9 @@ def watch(kind: str, name: str, comm: Communicator, metrics: Callable[[], Values
         As in `Source`; `metrics` is a method, which is held weakly.
     comm : Communicator
         Ranks of the source.
+    here : Communicator or None
+        `comm` if all ranks of it make this call together. Otherwise nothing is communicated, and a place that cannot
+        be written is left out, with a warning.
 
     Raises
     ------
@@ -55,7 +60,7 @@ def watch(kind: str, name: str, comm: Communicator, metrics: Callable[[], Values
     places = comm.describe()["settings"].get("metrics", "off")
     writer = None
     if places != "off":
-        writer = import_module(".writer", __package__).writer_of(places, comm)
+        writer = import_module(".writer", __package__).writer_of(places, comm.rank, here if here is comm else None)
         metrics()  # from now on the source keeps what takes time
     return Watched(register(kind, name, comm.rank, metrics), writer)
 

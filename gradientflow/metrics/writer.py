@@ -6,15 +6,17 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
+from gradientflow.errors import ArgumentError
 
 from .jsonl import JsonLines
-from .prometheus import Prometheus, require_client, shared_folder
+from .prometheus import Prometheus, own_folder, shared_folder
 from .registry import Source, Values, sources
 from .tensorboard import TensorBoard
 
@@ -95,34 +97,58 @@ def _has_written(place: Place, source: Source, values: Values) -> bool:
 _writers: dict[str, Writer] = {}  # by the setting
 
 
-def writer_of(setting: str, comm: Communicator) -> Writer:
-    """Return the writer of this process for a value of GRADIENTFLOW_METRICS. Collective.
+def writer_of(setting: str, rank: int, here: Communicator | None) -> Writer:
+    """Return the writer of this process for a value of GRADIENTFLOW_METRICS.
+
+    Parameters
+    ----------
+    setting : str
+        The value, with commas between places.
+    rank : int
+        Rank of this process.
+    here : Communicator or None
+        Ranks that make this call together; None for no communication. A place that cannot be made is then left out,
+        with a warning.
 
     Raises
     ------
     gradientflow.errors.ArgumentError
-        On every rank, if metrics cannot be written there, or a package for it is missing.
+        On every rank of `here`, if metrics cannot be written there, or a package for it is missing.
     """
     known = _writers.get(setting)
     if known is not None and known.is_of_this_process:
         return known
-    names, folder, serves = setting.split(","), Path(), False
-    servers = [name for name in names if name.startswith(PROMETHEUS)]
-    if servers:
-        with failing_together(comm):
-            require_client(servers[0])
-        folder, serves = shared_folder(comm)
+    names = setting.split(",")
+    needs_folder = any(name.startswith(PROMETHEUS) for name in names)
     places: list[Place] = []
-    with failing_together(comm):
+    if here is None:
+        folder, serves = own_folder(), True
         for name in names:
-            if name in servers:
-                places.append(Prometheus(name, comm.rank, folder, serves))
-            elif name.startswith(TENSORBOARD):
-                places.append(TensorBoard(name.removeprefix(TENSORBOARD), comm.rank))
-            else:
-                places.append(JsonLines(name, comm.rank))
+            with _warning():
+                places.append(_place(name, rank, folder, serves))
+    else:
+        folder, serves = shared_folder(here) if needs_folder else (Path(), False)
+        with failing_together(here):
+            places += [_place(name, rank, folder, serves) for name in names]
     _writers[setting] = Writer(places)
     return _writers[setting]
+
+
+def _place(name: str, rank: int, folder: Path, serves: bool) -> Place:
+    if name.startswith(PROMETHEUS):
+        return Prometheus(name, rank, folder, serves)
+    if name.startswith(TENSORBOARD):
+        return TensorBoard(name.removeprefix(TENSORBOARD), rank)
+    return JsonLines(name, rank)
+
+
+@contextmanager
+def _warning() -> Iterator[None]:
+    """Log an error of a ``with`` block."""
+    try:
+        yield
+    except ArgumentError as error:
+        logger.warning("metrics are not written: %s", error)
 
 
 __all__ = ["Place", "Writer", "writer_of"]

@@ -20,12 +20,15 @@ from gradientflow.communicator import Communicator
 from gradientflow.description import words_of
 from gradientflow.errors import ArgumentError, ArgumentTypeError, RecoverableError
 from gradientflow.memory import NodeArray, numpy_dtype
+from gradientflow.metrics.across import across_ranks as over_ranks
+from gradientflow.metrics.registry import Values
+from gradientflow.metrics.watch import watch
 from gradientflow.policies import BSP, Policy, Trace, as_policy
 from gradientflow.pools.base import native_threshold
 
 from . import checkpoint
 from .optimizers import ServerOptimizer, as_server_optimizer
-from .push_pull import Pull, Push, checked_index
+from .push_pull import Pull, Push, WaitClock, checked_index
 from .rank import make_native
 from .records import Statistics, WorkerStatistics, events_of, statistics_of
 from .recovery import Recovery
@@ -162,6 +165,8 @@ class ParameterServer:
             self._native = make_native(ranks.everyone, comm.size, arguments)
         _open.add(self)
         self._settings = SettingRows(len(given))
+        self._clock, self._pushes = WaitClock(), 0
+        self._watched = watch("server", f"ParameterServer with {self.policy}", comm, self._live, comm)
         self.servers: int = self._native.servers
         self.wire: str = self._native.wire
         self.rounds_before = 0
@@ -271,7 +276,8 @@ class ParameterServer:
         gradientflow.errors.ArgumentError, gradientflow.errors.ArgumentTypeError
             If the settings or a gradient are refused. None of the given gradients is ready then.
         """
-        return Push(self._native, self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0])
+        number = self._push(settings, loss_scale, skip, gradients, nonfinite, None)[0]
+        return Push(self._native, number, self._clock)
 
     def push_pull(
         self,
@@ -306,10 +312,10 @@ class ParameterServer:
             See `push`; or if the last pull is still under way.
         """
         push, pull = self._push(settings, loss_scale, skip, gradients, nonfinite, bool(exact))
-        return Push(self._native, push), self._pull(pull, bool(exact))
+        return Push(self._native, push, self._clock), self._pull(pull, bool(exact))
 
     def _pull(self, pull: int, exact: bool) -> Pull:
-        return Pull(self._native, pull, self.shapes, "float32" if exact else self.wire)
+        return Pull(self._native, pull, self.shapes, "float32" if exact else self.wire, self._clock)
 
     def _push(
         self,
@@ -330,6 +336,7 @@ class ParameterServer:
         if gradients is not None and len(found) != len(self.shapes):
             raise ArgumentError(f"gradients are {len(self.shapes)}, one for each tensor, not {len(found)}")
         numbers: tuple[int, int] = self._native.push(rows, scale, why, pull, found, tensor)
+        self._pushes += 1
         return numbers
 
     # ---- pulling -------------------------------------------------------------------------------------------------
@@ -375,6 +382,24 @@ class ParameterServer:
             pull.take_all(arrays)
 
     # ---- records of the servers ------------------------------------------------------------------------------------
+
+    def metrics(self, across_ranks: bool = False) -> Values:
+        """Return this worker's metrics, by name; see `gradientflow.metrics`. `statistics` has those of server 0.
+
+        Parameters
+        ----------
+        across_ranks : bool, default False
+            True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``,
+            ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
+        """
+        return over_ranks(self._comm, self._live()) if across_ranks else self._live()
+
+    def _live(self) -> Values:
+        return {
+            "gradientflow_pushes_total": float(self._pushes),
+            "gradientflow_waited_seconds_total": self._clock.seconds,
+            "gradientflow_participants": float(self._comm.size),
+        }
 
     def statistics(self, timeout: float | None = None) -> Statistics:
         """Return server 0's statistics so far. Not collective."""
@@ -547,6 +572,7 @@ class ParameterServer:
         orderly : bool, default True
             If False, tell all other ranks that this rank has given up, and do not wait.
         """
+        self._watched.end()
         self._native.close(bool(orderly))
 
     @property

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gradientflow._location import core
 from gradientflow.annotations import TensorLike
 from gradientflow.arguments import checked_int, checked_list
 from gradientflow.errors import ArgumentError
 from gradientflow.memory import NodeArray, numpy_dtype
+
+
+class WaitClock:
+    """Total seconds for which a worker has waited for the servers."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time of a ``with`` block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 class Push:
@@ -23,8 +41,9 @@ class Push:
         tensor.
     """
 
-    def __init__(self, native: core.ParameterServer, number: int) -> None:
+    def __init__(self, native: core.ParameterServer, number: int, clock: WaitClock) -> None:
         self._native = native
+        self._clock = clock
         self.number = number
         self.nonfinite: tuple[int, int] | None = None
 
@@ -58,7 +77,8 @@ class Push:
         gradientflow.errors.MismatchError
             If the pushes of a round have different settings.
         """
-        outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
+        with self._clock.running():
+            outcome, rank, tensor = self._native.wait_for_push(self.number, timeout)
         self.nonfinite = (rank, tensor) if tensor >= 0 else None
         return str(outcome)
 
@@ -67,9 +87,15 @@ class Pull:
     """Weights on their way from the servers. Valid until the next pull."""
 
     def __init__(
-        self, native: core.ParameterServer, number: int, shapes: tuple[tuple[int, ...], ...], dtype: str
+        self,
+        native: core.ParameterServer,
+        number: int,
+        shapes: tuple[tuple[int, ...], ...],
+        dtype: str,
+        clock: WaitClock,
     ) -> None:
         self._native = native
+        self._clock = clock
         self._shapes = shapes
         self._dtype = dtype
         self.number = number
@@ -94,7 +120,8 @@ class Pull:
         gradientflow.errors.PeerError
             If a rank has died, given up, or closed the parameter server.
         """
-        self._native.wait_for_pull(self.number, timeout)
+        with self._clock.running():
+            self._native.wait_for_pull(self.number, timeout)
 
     def take(self, index: int, weights: TensorLike, timeout: float | None = None) -> None:
         """Copy the weights of tensor `index` as they come.
@@ -163,8 +190,9 @@ class Pull:
         found = checked_list("arrays", arrays, "arrays")
         if len(found) != len(self._shapes):
             raise ArgumentError(f"arrays are {len(self._shapes)}, one for each tensor, not {len(found)}")
-        for index, each in enumerate(found):
-            self.take(index, each, timeout)
+        with self._clock.running():
+            for index, each in enumerate(found):
+                self.take(index, each, timeout)
         self.wait(timeout)
 
 
@@ -174,4 +202,4 @@ def checked_index(index: int, tensors: int) -> int:
     return found + tensors if found < 0 else found
 
 
-__all__ = ["Pull", "Push", "checked_index"]
+__all__ = ["Pull", "Push", "WaitClock", "checked_index"]

@@ -10,6 +10,7 @@ from .registration import register
 if TYPE_CHECKING:
     from .bucket_means import mean_hook
     from .elastic_sampler import ElasticSampler
+    from .group_metrics import metrics
     from .lars import LARS
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_optimizer_state, broadcast_parameters
@@ -22,6 +23,7 @@ _PLACES = {
     "broadcast_optimizer_state": ".parameters",
     "broadcast_parameters": ".parameters",
     "mean_hook": ".bucket_means",
+    "metrics": ".group_metrics",
 }
 
 register()
@@ -40,5 +42,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "mean_hook",
+    "metrics",
     "register",
 ]

@@ -207,9 +207,9 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         )
         try:
             _check_not_averaged(model, self._comm)
-            name = f"DistributedOptimizer with {self.strategy.name}"
-            self._watched = watch("training", name, self._comm, self._meter.live)
             self._ranks = ranks_of(self._comm, on_failure, min_ranks, replica)
+            name = f"DistributedOptimizer with {self.strategy.name}"
+            self._watched = watch("training", name, self._comm, self._meter.live, self._ranks.here)
             self._ranks.make(partial(self._bind, trained))
         except BaseException:
             self.close()

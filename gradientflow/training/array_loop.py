@@ -158,8 +158,9 @@ class ArrayLoop(OverRanks):
             "min_ranks": str(min_ranks),
         }
         self._meter = Meter()
-        self._watched = watch("training", f"ArrayLoop with {self.strategy.name}", comm, self._meter.live)
         self._ranks = ranks_of(comm, on_failure, min_ranks, Replica(self._replica, self._load_replica))
+        name = f"ArrayLoop with {self.strategy.name}"
+        self._watched = watch("training", name, comm, self._meter.live, self._ranks.here)
         chosen = {"strategy": repr(self.strategy)}
         self._ranks.entries = {"weights": tensors, "strategies": chosen, "settings": settings}
         self._tensors = _Arrays()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
+from urllib.request import urlopen
 
 import numpy as np
 from loops import array_loop, make_ready, make_step
@@ -16,6 +20,7 @@ from support import LAYOUTS, RANK, SIZE, WORLD, flat, raises, run_checks
 import gradientflow as gf
 from gradientflow.errors import NonFiniteError
 from gradientflow.metrics import names
+from gradientflow.strategies import Settings
 
 FOLDER = Path(sys.argv[1])
 SHAPES = ((70,), (40, 30))
@@ -115,5 +120,54 @@ def check_lines_of_json(_: gf.Communicator) -> None:
     assert abs(last["time"] - time.time()) < 3600
 
 
+def check_metrics_of_a_server(comm: gf.Communicator) -> None:
+    weights = [np.zeros(SHAPES[1], np.float32)]
+    with gf.ParameterServer(comm, weights) as server:
+        for _ in range(2):
+            server.push_pull(Settings(0.1), gradients=weights)[1].take_all(weights)
+        found = server.metrics()
+        assert {each.kind for each in gf.metrics.sources()} == {"server"}
+        everyone = server.metrics(across_ranks=True)
+        server.finish(weights)
+    assert found["gradientflow_pushes_total"] == everyone["gradientflow_pushes_total_min"] == 2
+    assert found["gradientflow_waited_seconds_total"] > 0
+
+
+def check_a_port(_: gf.Communicator) -> None:
+    """The first rank of a host serves what all ranks of it write."""
+    if not find_spec("prometheus_client"):
+        raise SkipTest("needs prometheus_client")
+    with socket.socket() as trying:
+        trying.bind(("127.0.0.1", 0))
+        port = WORLD.bcast(trying.getsockname()[1])
+    with gf.init(config=gf.Config(metrics=f"prometheus:{port}")) as comm:
+        with array_loop(comm, "dense", shapes=SHAPES) as (training, optimizer):
+            for _ in range(2):
+                make_step(training, optimizer)
+        comm.barrier()
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+            text = page.read().decode()
+        comm.barrier()
+    labels = 'kind="training",rank="{}",source="ArrayLoop with dense"'
+    assert "# TYPE gradientflow_steps_total counter\n" in text
+    for rank in range(SIZE):
+        assert f"gradientflow_steps_total{{{labels.format(rank)}}} 2.0\n" in text, text
+
+
+def check_files_of_tensorboard(_: gf.Communicator) -> None:
+    if not find_spec("tensorboard") or not find_spec("torch"):
+        raise SkipTest("needs tensorboard and PyTorch")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = gf.Config(metrics=f"tensorboard:{FOLDER}/runs")
+    with gf.init(config=config) as comm, array_loop(comm, "dense", shapes=SHAPES) as (training, optimizer):
+        for _ in range(2):
+            make_step(training, optimizer)
+    found = EventAccumulator(str(FOLDER / "runs" / f"rank{RANK}"))
+    found.Reload()
+    points = found.Scalars("ArrayLoop with dense/gradientflow_participants")
+    assert [(point.step, point.value) for point in points][-1] == (2, SIZE)
+
+
 if __name__ == "__main__":
-    run_checks(LAYOUTS)
+    run_checks(LAYOUTS, once=[check_lines_of_json, check_a_port, check_files_of_tensorboard])

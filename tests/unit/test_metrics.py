@@ -5,13 +5,19 @@ from __future__ import annotations
 import gc
 import json
 import re
+import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gradientflow.errors import ArgumentError
 from gradientflow.metrics import METRICS, Metric, registry, sources
 from gradientflow.metrics.jsonl import file_of_rank
+from gradientflow.metrics.prometheus import Prometheus
+from gradientflow.metrics.tensorboard import TensorBoard
 from gradientflow.pools.base import RangeReport
 from gradientflow.pools.exchange_figures import exchange_figures
 from gradientflow.training.meter import Meter
@@ -20,9 +26,17 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_page_has_all_metrics() -> None:
-    rows = re.findall(r"^\| `(gradientflow_\w+)` \| (.*) \|$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
-    expected = [(m.name, " | ".join([m.unit, m.kind, ", ".join(m.sources), m.help])) for m in METRICS]
-    assert [row for row in rows if row[0] in {metric.name for metric in METRICS} and row[1].count("|") == 3] == expected
+    table = (DOCS / "metrics.md").read_text(encoding="utf-8").partition("## All metrics")[2].partition("\n\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", table, re.MULTILINE)
+    assert rows == [(metric.name, ", ".join(metric.sources), metric.help) for metric in METRICS]
+
+
+def test_queries_of_the_dashboard_name_metrics() -> None:
+    panels = json.loads((DOCS / "examples" / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    named = [re.findall(r"gradientflow_\w+", target["expr"]) for panel in panels for target in panel["targets"]]
+    assert len(named) > 10
+    assert all(named)
+    assert {name for each in named for name in each} <= {metric.name for metric in METRICS}
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -92,3 +106,26 @@ def test_figures_of_ranges() -> None:
 )
 def test_files_of_ranks(name: str, path: str) -> None:
     assert file_of_rank(name, 3) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("package", "make"),
+    [
+        ("prometheus_client", lambda folder: Prometheus("prometheus:9090", 0, folder, True)),
+        ("torch.utils.tensorboard", lambda folder: TensorBoard(str(folder), 0)),
+    ],
+)
+def test_a_missing_package_is_named(
+    package: str, make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ArgumentError, match=r"needs .*pip install 'gradientflow\[.*metrics\]'"):
+        make(tmp_path)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        name = f"prometheus:{server.getsockname()[1]}"
+        with pytest.raises(ArgumentError, match=f"{name} cannot be served"):
+            Prometheus(name, 0, tmp_path / "own", True)

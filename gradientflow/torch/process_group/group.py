@@ -22,6 +22,9 @@ from gradientflow.errors import (
     GradientFlowError,
     PeerError,
 )
+from gradientflow.metrics.across import across_ranks as over_ranks
+from gradientflow.metrics.registry import Values
+from gradientflow.metrics.watch import Watched, watch
 from gradientflow.torch import devices
 from gradientflow.torch.names import BACKEND
 
@@ -97,8 +100,15 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._collectives: Collectives = NO_CALLS
         self._native: core.PlainCalls | None = None  # object of `_collectives` with the fast paths
         self._messages: Messages = NO_CALLS
+        self._watched: Watched | None = None
         if members is not None:
             self._begin(members)
+            comm = self._collectives.communicator
+            try:
+                self._watched = watch("process_group", f"process group {name}", comm, self._live, comm)
+            except GradientFlowError:
+                self.abort()
+                raise
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -126,6 +136,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._process != os.getpid():
             return
         _open.discard(self)
+        if self._watched is not None:
+            self._watched.end()
         self._context.unclaimed.close()
         if orderly:
             self._collectives.close()
@@ -182,6 +194,8 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
             with a new handle of this process and a new uuid.
         """
         self._begin(self._reconfigured().members(options))
+        comm = self._collectives.communicator
+        self._watched = watch("process_group", f"process group {self._name}", comm, self._live, None)
         return CollectiveWork(self._context, [])
 
     def _reconfigured(self) -> Reconfiguration:
@@ -195,6 +209,19 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._limit = seconds(timeout)
         if self._native is not None:
             self._native.are_limited = self._limit is not None
+
+    # ---- metrics -------------------------------------------------------------------------------------------------
+
+    def metrics(self, across_ranks: bool = False) -> Values:
+        """Return the metrics of this rank, or with `across_ranks` of all; see `gradientflow.torch.metrics`."""
+        self._collectives.communicator._native.check_open()
+        return over_ranks(self._collectives.communicator, self._live()) if across_ranks else self._live()
+
+    def _live(self) -> Values:
+        found = {"gradientflow_calls_total": float(self._get_sequence_number_for_group())}
+        found["gradientflow_participants"] = float(self._place.size)
+        sent = self._collectives.communicator.bytes_sent
+        return found if sent is None else {**found, "gradientflow_sent_bytes_total": float(sent)}
 
     # ---- names and facts -----------------------------------------------------------------------------------------
 
