@@ -255,6 +255,10 @@ const std::vector<Accessor>& accessors() {
         "Lines of rank 0 on standard error with the path of each call, and the reason for it: on or off."},
        [](const Config& c) -> std::string { return c.debug ? "on" : "off"; },
        [](Config& c, const std::string& t) { c.debug = parse_switch(t); }},
+      {{"watch", "GRADIENTFLOW_WATCH", "choice",
+        "Socket of each rank in Python, at which gradientflow top asks for the rank's state: on or off."},
+       [](const Config& c) -> std::string { return c.watch ? "on" : "off"; },
+       [](Config& c, const std::string& t) { c.watch = parse_switch(t); }},
       {{"timeline", "GRADIENTFLOW_TIMELINE", "file",
         "Timeline file in Chrome's format: trace.json becomes trace.rank0.json, trace.rank1.json and so on; off "
         "for none.",

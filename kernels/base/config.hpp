@@ -31,6 +31,7 @@ struct Config {
       192 * kib;                  // tensors of at least this size take a ring; sizes in between are exchanged pairwise
   std::string progress = "auto";  // thread that reduces a pool's ranges inside a node: auto, thread, caller
   bool debug = false;             // print the path of each call to standard error
+  bool watch = true;              // answer `gradientflow top`; read in Python
   std::string timeline;           // timeline file; empty: none
   std::string metrics;            // places to which metrics are written, with commas; empty: none
   std::size_t host_piece_bytes = 4 * mib;    // part of a device tensor that passes through the host at a time

@@ -120,6 +120,7 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "nccl_library": [("auto", "auto"), ("off", "off"), ("/opt/lib/libnccl.so.2", "/opt/lib/libnccl.so.2")],
     "cuda_library": [("auto", "auto"), ("lib.so", "lib.so")],
     "progress": [("auto", "auto"), ("thread", "thread"), ("caller", "caller")],
+    "watch": [(True, "on"), (False, "off"), ("no", "off")],
     "debug": [(True, "on"), (False, "off"), ("1", "on"), ("no", "off")],
     "timeline": [("off", "off"), ("0", "off"), ("no", "off"), (False, "off"), ("trace.json", "trace.json"),
                  ("/tmp/a b", "/tmp/a b"), ("./on", "./on"), (Path("t/x"), "t/x")],
@@ -155,6 +156,7 @@ BAD: dict[str, list[object]] = {
     "nccl_library": ["lib/", ""],
     "cuda_library": ["lib/", ""],
     "progress": ["threads", "AUTO", ""],
+    "watch": ["maybe", "", 2],
     "debug": ["maybe", "", "loud", 2],
     "timeline": ["traces/", "/", "", "on", "1", "true", "yes"],
     "metrics": [
