@@ -28,6 +28,7 @@ from .memory import NodeArray, array_over, checked_bytes, checked_shape, numpy_d
 from .mpi_library import load_mpi, start_mpi
 from .request import Request
 from .settings_file import say_what_holds, settings_file
+from .watch import show
 
 _Tensor = TypeVar("_Tensor")
 
@@ -118,6 +119,8 @@ class Communicator:
         self._waits: set[Callable[[], None]] = set()  # called before closing; each waits for a user such as JAX
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed with this communicator
         _open.add(self)
+        if self.size > 1 and within is None and self._config.get("watch", "on") == "on":
+            show(self)
         if self.rank == 0 and within is None:
             warn_of_unknown_variables()
             say_what_holds(settings_file())

@@ -25,6 +25,7 @@ from .meeting.variables import RankAndSize
 from .mpi_library import find_mpi, load_mpi, start_mpi
 from .server import ServerRanks, serve
 from .settings_file import settings_file
+from .watch import answer_at
 
 
 def init(
@@ -148,6 +149,7 @@ def admission_at(plan: MeetingPlan, settings: Mapping[str, str]) -> Admission:
     with reaching() if plan.has_store_server else nullcontext():
         found = open_store(plan, float(settings["timeout"]))
         core.own_address(near(plan), dict(settings))
+    answer_at(found, plan.prefix, ",".join(plan.at))
     place = plan.place if plan.has_store_server and plan.rank is not None else None
     return Admission(found, plan.prefix, near(plan), place, outlives_ranks=plan.agent)
 

@@ -40,6 +40,11 @@ def plain_table(names: Sequence[str], figures: Sequence[str] = (), box: Box | No
     return table
 
 
+def fitted_tables(table: FittedTable, console: Console) -> Iterator[FittedTable]:
+    """Yield tables as wide as the terminal at most, with all columns of a table among them."""
+    return _parts(table, console, console.width)
+
+
 def print_table(table: FittedTable, console: Console | None = None) -> None:
     """Print a table as wide as the terminal; without a terminal each row is one line, however long."""
     console = console or Console()
@@ -104,7 +109,7 @@ def _shortened(column: Column, width: int) -> Column:
 
 
 def _texts(column: Column) -> list[str]:
-    return [str(cell) for cell in column._cells]
+    return [line for cell in column._cells for line in str(cell).splitlines()]
 
 
 def _natural_width(column: Column) -> int:
@@ -135,4 +140,4 @@ def _least_width(table: FittedTable, console: Console) -> int:
     return _width(_part(table, columns), console)
 
 
-__all__ = ["FittedTable", "plain_table", "print_table", "text_of"]
+__all__ = ["FittedTable", "fitted_tables", "plain_table", "print_table", "text_of"]

@@ -45,6 +45,7 @@ for _name, _summary in {
     "doctor": "Check this machine and installation.",
     "bench": "Measure ours and other libraries side by side in one run.",
     "netlab": "Run a job on hosts that are emulated on this machine.",
+    "top": "Watch a running job: its rates, its waits, the stacks of its ranks.",
     "simulate": "Predict the steps of strategies on hosts that need not be there.",
     "tune": "Measure the link of a job, and choose a strategy for it.",
     "timeline": "Join the timelines of a job's ranks, and read them.",

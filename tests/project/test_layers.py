@@ -157,6 +157,14 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.annotations",
     },
     "gradientflow.memory": {"gradientflow.errors", "gradientflow._location"},
+    "gradientflow.metrics.names": set(),  # with the registry, below what registers its metrics
+    "gradientflow.metrics.registry": set(),
+    "gradientflow.watch": {
+        "gradientflow.errors",
+        "gradientflow._location",
+        "gradientflow.annotations",
+        "gradientflow.metrics.registry",
+    },
     "gradientflow.wires": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.plain": {"gradientflow.errors", "gradientflow.memory"},
     "gradientflow.meeting": {"gradientflow.errors", "gradientflow._location", "gradientflow.launcher_variables"},
@@ -182,7 +190,8 @@ PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
     "gradientflow.plain",
 }
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
-PYTHON_LAYERS["gradientflow.metrics"] = PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement"}
+METRICS = {"gradientflow.metrics.names", "gradientflow.metrics.registry"}
+PYTHON_LAYERS["gradientflow.metrics"] = PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement", *METRICS}
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
     "gradientflow._location",
@@ -221,6 +230,7 @@ PYTHON_LAYERS["gradientflow.job"] = {
     "gradientflow.mpi_library",
     "gradientflow.server",
     "gradientflow.settings_file",
+    "gradientflow.watch",
 }
 PYTHON_LAYERS["gradientflow.joining"] = {
     "gradientflow.communicator",

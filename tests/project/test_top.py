@@ -1,0 +1,161 @@
+"""``gradientflow top`` as a user sees it: beside jobs that are slow, hang, or are on other hosts, and in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import outside_environment
+from pace import scaled
+
+from gradientflow.launch import module_command
+from gradientflow.watch.folder import SocketName, own_folder, sockets
+from gradientflow.watch.server import Server
+
+JOB = "feed0123"
+TOP = module_command("gradientflow.cli", ["top"])
+KEYS_SHOWN = "q quit"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Have all sockets in a folder of the test."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+
+
+def top(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**outside_environment(), **(env or {})}
+    return subprocess.run(
+        [*TOP, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=scaled(30)
+    )
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., list[str]]]:
+    """Give a function that serves ranks of a job, and returns the questions that they get."""
+    made: list[Server] = []
+    asked: list[str] = []
+
+    def serve(job: str = JOB, size: int = 2, program: str = "train.py") -> list[str]:
+        folder = own_folder()
+        assert folder is not None
+        for rank in range(size):
+            frame = {
+                "file": "train.py",
+                "line": 10 + rank,
+                "function": "step",
+                "code": "comm.allreduce(x)",
+                "is_ours": False,
+            }
+            call = {"on": "all", "sequence": 7 - (rank == 1), "seconds": None if rank == 1 else 30.0, "members": []}
+            said = {
+                **{"job": job, "rank": rank, "size": size, "host": "a", "pid": os.getpid(), "program": program},
+                **{"age": 60.0, "at": 0.0, "memory": 2**20, "figures": {}},
+                "calls": [{**call, "peer": None, "text": "allreduce of 10 float32", "line": "train.py:12"}],
+                "stacks": [{"thread": "MainThread", "frames": [frame]}],
+                "file": "dump",
+            }
+
+            def answer(question: str, said: dict[str, Any] = said) -> bytes:
+                asked.append(question)
+                return json.dumps(said).encode()
+
+            name = str(SocketName(job, rank, size, os.getpid()))
+            made.append(Server(folder / name, answer, lambda: None))
+        return asked
+
+    yield serve
+    for server in made:
+        server.close()
+
+
+class Terminal:
+    """The command in a pseudo-terminal of 80 columns."""
+
+    def __init__(self, command: Sequence[str], rows: int = 24) -> None:
+        self.pid, self.end = pty.fork()
+        if not self.pid:
+            os.execve(command[0], list(command), {**outside_environment(), "TERM": "xterm"})
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
+        self.written = ""
+
+    def await_text(self, text: str) -> str:
+        """Wait for a text; return what was written up to it, and leave it out of later searches."""
+        deadline = time.monotonic() + scaled(30)
+        while text not in self.written:
+            assert select.select([self.end], [], [], max(0, deadline - time.monotonic()))[0], self.written
+            piece = b""
+            with contextlib.suppress(OSError):  # the end of the command
+                piece = os.read(self.end, 1 << 16)
+            assert piece, self.written
+            self.written += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", piece.decode(errors="replace"))
+        found, _, self.written = self.written.partition(text)
+        return found
+
+    def press(self, key: str) -> None:
+        os.write(self.end, key.encode())
+
+    def finish(self) -> int:
+        """Wait for the end of the command; return its exit status."""
+        with contextlib.suppress(OSError):
+            while os.read(self.end, 1 << 16):
+                pass
+        os.close(self.end)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_without_a_job_a_sentence_says_what_to_do() -> None:
+    done = top()
+    assert done.returncode == 2
+    assert "start one, such as gradientflow run" in done.stderr
+    assert "GRADIENTFLOW_WATCH=off" in done.stderr
+
+
+def test_several_jobs_are_listed_and_named(ranks: Callable[..., list[str]]) -> None:
+    ranks("ab120000", 1, "one.py")
+    ranks("ab340000", 2, "two.py")
+    rows = [line.split() for line in top().stdout.splitlines()]
+    assert rows[1:] == [["ab120000", "one.py", "1", "60"], ["ab340000", "two.py", "2", "60"]]
+    assert "ab means several jobs: name one of ab120000 (one.py), ab340000 (two.py)" in top("ab").stderr
+    assert "no job is three.py: name one of" in top("three.py").stderr
+    assert "job ab340000: two.py" in top("two.py", "--interval", "0.1").stdout
+
+
+def test_keys_of_the_live_view(ranks: Callable[..., list[str]]) -> None:
+    asked = ranks()
+    terminal = Terminal([*TOP, "--interval", "0.1"])
+    first = terminal.await_text(KEYS_SHOWN)
+    assert f"job {JOB}: train.py, 2 ranks on a, for 1 min 0 s" in first
+    assert "rank 0 waits for rank 1 in allreduce of 10 float32 at train.py:12, for 30 s" in first
+    terminal.press("s")
+    stacks = terminal.await_text("train.py:10 in step: comm.allreduce(x)")
+    assert "train.py:11 in step" in stacks  # the rank that holds up the job comes first
+    terminal.press("d")
+    terminal.await_text("2 files are in")
+    assert f"dump {Path.cwd()}" in asked
+    terminal.press("q")
+    assert terminal.finish() == 0
+
+
+def test_the_live_view_ends_with_the_job(ranks: Callable[..., list[str]], tmp_path: Path) -> None:
+    ranks()
+    terminal = Terminal([*TOP, "--interval", "0.1"])
+    terminal.await_text(KEYS_SHOWN)
+    for path, _ in sockets():
+        path.unlink()
+    terminal.await_text("the job has ended")
+    assert terminal.finish() == 0
