@@ -187,7 +187,7 @@ class _Screen:
                         self._shows_stacks = not self._shows_stacks
                         break
                     if pressed == "d" and self._writes_dumps:
-                        self._dump()
+                        self._dump(state.name)
                         break
         print_text(self._console, "the job has ended")
 
@@ -197,12 +197,18 @@ class _Screen:
             below = [*below, *stack_lines(_slow_first(state, found), whole=False)]
         return picture(state, self._console, below, _KEYS + _DUMPS * self._writes_dumps)
 
-    def _dump(self) -> None:
-        folder = Path.cwd()
+    def _dump(self, job: str) -> None:
+        """Let each rank write its last calls into a folder."""
+        folder = Path.cwd() / f"gradientflow-{job}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self._said = [f"{folder} cannot be made: {error.strerror}"]
+            return
         answers = [each.said or {"error": each.silence} for each in self._ask(f"dump {folder}", seconds=_DUMP_SECONDS)]
         errors = {str(each["error"]) for each in answers if "error" in each}
         written = sum("file" in each for each in answers)
-        self._said = [*([f"{written} files are in {folder}"] if written else []), *sorted(errors)]
+        self._said = [f"{written} ranks have written their last calls to {folder.name}", *sorted(errors)]
 
 
 def _slow_first(state: JobState, found: Sequence[Rank]) -> list[tuple[int, JsonObject | None]]:

@@ -27,7 +27,7 @@ def answer(question: str, job: str, communicators: Communicators) -> bytes:
         elif word == "stacks":
             said = {**status(job, communicators), "stacks": stacks()}
         elif word == "dump":
-            said = {"file": facts.dump(rest)}
+            said = {"file": facts.dump(rest, communicators.place()[0])}
         else:
             said = {"error": f"a question is status, stacks or dump PATH, not {question!r}"}
     except Exception as error:  # a program that is ending may be in any state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib import import_module
 from typing import Any
 
 from gradientflow._location import core
@@ -63,9 +64,11 @@ def figures() -> dict[str, float]:
     return found
 
 
-def dump(folder: str) -> str:
-    """Write the last calls of this process into a file of a folder; return its name."""
-    raise NotImplementedError(folder)
+def dump(folder: str, rank: int) -> str:
+    """Write the last calls of this process into a file of a folder; return the file."""
+    path = os.path.join(folder, f"rank{rank}.jsonl")
+    import_module("gradientflow.recorder").dump(path)
+    return path
 
 
 def _peer(source: JsonObject, rank: int) -> int:

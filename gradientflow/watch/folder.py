@@ -115,12 +115,16 @@ def _preferred() -> list[Path]:
 
 
 def _temporary() -> list[Path]:
-    return [Path(tempfile.gettempdir(), f"gradientflow-{os.geteuid()}")]
+    return [Path(tempfile.gettempdir(), _folder_name())]
+
+
+def _folder_name() -> str:
+    return f"gradientflow-watch-{os.geteuid()}"
 
 
 def _usual() -> list[Path]:
     """Return folders of processes that were started with other variables, for example by a batch system."""
-    return [Path(f"/run/user/{os.geteuid()}/gradientflow"), Path(f"/tmp/gradientflow-{os.geteuid()}")]
+    return [Path(f"/run/user/{os.geteuid()}/gradientflow"), Path(f"/tmp/{_folder_name()}")]
 
 
 def _is_private(folder: Path) -> bool:

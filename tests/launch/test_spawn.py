@@ -144,7 +144,7 @@ def waiting(start_command: Callable[..., Job], tmp_path: Path, request: pytest.F
 def test_no_process_and_no_folder_is_left(number: signal.Signals, waiting: Job, tmp_path: Path) -> None:
     waiting.process.send_signal(number)
     ended = waiting.finish()  # which fails if one is
-    wait_until(lambda: not list(tmp_path.glob("gradientflow-*")))
+    wait_until(lambda: not list(tmp_path.glob("gradientflow-spawn-*")))
     assert ended.returncode == -number, ended.output
     assert ("KeyboardInterrupt" in ended.stderr) == (number == signal.SIGINT)
 

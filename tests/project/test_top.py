@@ -11,6 +11,7 @@ import re
 import select
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import outside_environment
-from pace import scaled
+from jobs import Job, begin, free_port, outside_environment, write
+from pace import scaled, wait_until
 
+from gradientflow import _core
 from gradientflow.launch import module_command
 from gradientflow.watch.folder import SocketName, own_folder, sockets
 from gradientflow.watch.server import Server
+
+needs_recorder = pytest.mark.skipif(not hasattr(_core, "recorder"), reason="the core records no calls")
 
 JOB = "feed0123"
 TOP = module_command("gradientflow.cli", ["top"])
@@ -135,8 +139,11 @@ def test_several_jobs_are_listed_and_named(ranks: Callable[..., list[str]]) -> N
     assert "job ab340000: two.py" in top("two.py", "--interval", "0.1").stdout
 
 
-def test_keys_of_the_live_view(ranks: Callable[..., list[str]]) -> None:
+def test_keys_of_the_live_view(
+    ranks: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ranks()
+    monkeypatch.chdir(tmp_path)
     terminal = Terminal([*TOP, "--interval", "0.1"])
     first = terminal.await_text(KEYS_SHOWN)
     assert f"job {JOB}: train.py, 2 ranks on a, for 1 min 0 s" in first
@@ -145,13 +152,13 @@ def test_keys_of_the_live_view(ranks: Callable[..., list[str]]) -> None:
     stacks = terminal.await_text("train.py:10 in step: comm.allreduce(x)")
     assert "train.py:11 in step" in stacks  # the rank that holds up the job comes first
     terminal.press("d")
-    terminal.await_text("2 files are in")
-    assert f"dump {Path.cwd()}" in asked
+    terminal.await_text(f"2 ranks have written their last calls to gradientflow-{JOB}")
+    assert f"dump {tmp_path / f'gradientflow-{JOB}'}" in asked
     terminal.press("q")
     assert terminal.finish() == 0
 
 
-def test_the_live_view_ends_with_the_job(ranks: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_the_live_view_ends_with_the_job(ranks: Callable[..., list[str]]) -> None:
     ranks()
     terminal = Terminal([*TOP, "--interval", "0.1"])
     terminal.await_text(KEYS_SHOWN)
@@ -159,3 +166,87 @@ def test_the_live_view_ends_with_the_job(ranks: Callable[..., list[str]], tmp_pa
         path.unlink()
     terminal.await_text("the job has ended")
     assert terminal.finish() == 0
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+import time
+
+import numpy as np
+
+import gradientflow as gf
+
+with gf.init() as comm:
+    for step in range(10**9):
+        if comm.rank == 1 and sys.argv[1] == "hangs" and step == 3:
+            while True:  # the line of rank 1
+                pass
+        if comm.rank == 1 and sys.argv[1] == "is slow":
+            time.sleep(0.1)
+        comm.allreduce(np.ones(1000, np.float32))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, place: dict[str, str]) -> Iterator[Callable[..., None]]:
+    """Give a function that starts ranks of the program, by a launcher or alone."""
+    program = write(tmp_path / "program.py", PROGRAM)
+    running: list[Job] = []
+
+    def begin_program(how: str, *launcher: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, str(program), how]
+        if launcher:
+            command = module_command("gradientflow.cli", [*launcher, "--", *command])
+        running.append(begin(command, {**place, **(env or {})}, 60))
+
+    yield begin_program
+    for each in running:
+        each.close()
+
+
+def await_figures(is_wanted: Callable[[Any], bool], *arguments: str, env: dict[str, str] | None = None) -> Any:
+    """Look until the figures of the job are as wanted; return them."""
+    figures: list[Any] = []
+
+    def look() -> bool:
+        done = top("--interval", "0.5", "--json", *arguments, env=env)
+        figures[:] = [json.loads(done.stdout)] if done.returncode == 0 else []
+        return bool(figures) and len(figures[0]["ranks"]) == figures[0]["size"] and is_wanted(figures[0])
+
+    wait_until(look, 60)
+    return figures[0]
+
+
+@needs_recorder
+def test_a_rank_in_an_endless_loop_is_named(start: Callable[..., None]) -> None:
+    start("hangs", "run", "--transport", "tcp", "-n", "3")
+    found = await_figures(lambda job: bool(job["late"]), "--stacks")
+    assert found["late"] == {"1": [0, 2]}
+    assert found["ranks"][0]["call"].startswith("allreduce of 1000 float32")
+    assert [each["waits_for"] for each in found["ranks"]] == [[1], [], [1]]
+    stack = found["ranks"][1]["stacks"][0]
+    assert stack["thread"] == "MainThread"
+    assert stack["frames"][-1]["code"] in ("while True:  # the line of rank 1", "pass")
+
+
+@needs_recorder
+def test_a_slow_rank_is_marked(start: Callable[..., None]) -> None:
+    start("is slow", "run", "--transport", "tcp", "-n", "3")
+    await_figures(lambda job: [each["is_slow"] for each in job["ranks"]] == [False, True, False])
+
+
+def test_ranks_of_other_hosts_are_asked_where_they_met(start: Callable[..., None], tmp_path: Path) -> None:
+    """Ranks here stand for them, whose sockets the command does not see."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    meet, token = f"127.0.0.1:{free_port()}", {"GRADIENTFLOW_TOKEN": "of the job"}
+    for rank in range(2):
+        place = {"GRADIENTFLOW_MEET": meet, "GRADIENTFLOW_RANK": str(rank), "GRADIENTFLOW_SIZE": "2"}
+        start("goes on", env={**place, **token, "XDG_RUNTIME_DIR": str(elsewhere)})
+    found = await_figures(lambda _: True, "--meet", meet, "--stacks", env=token)
+    assert [each["program"] for each in found["ranks"]] == ["program.py"] * 2
+    assert found["ranks"][1]["stacks"][0]["thread"] == "MainThread"
+    assert "refused the token" in top("--meet", meet).stderr
+    assert "run gradientflow top on each host" in top("--meet", f"127.0.0.1:{free_port()}").stderr

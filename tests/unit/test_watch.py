@@ -82,7 +82,7 @@ def test_a_folder_that_others_can_enter_is_not_used(
     monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
     place.mkdir(mode=0o755)
     other = own_folder()
-    assert other == tmp_path / f"gradientflow-{os.geteuid()}"
+    assert other == tmp_path / f"gradientflow-watch-{os.geteuid()}"
     other.chmod(0o711)
     assert own_folder() is None
     assert list(sockets()) == []
