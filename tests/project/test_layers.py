@@ -315,6 +315,7 @@ PYTHON_LAYERS[PROCESS_GROUP] = {
     "gradientflow.mailbox",
     "gradientflow.meeting",
     "gradientflow.metrics",
+    "gradientflow.metrics.registry",
     "gradientflow.mpi_library",
     "gradientflow.torch.devices",
     "gradientflow.torch.names",
