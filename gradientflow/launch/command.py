@@ -13,7 +13,13 @@ from gradientflow.meeting import SERVERS
 from gradientflow.meeting.slurm import first_node
 from gradientflow.mpi_start import start_variables
 
-from .environment import hostfile_of_allocation, in_allocation, master_of_environment, variables_to_forward
+from .environment import (
+    hostfile_of_allocation,
+    in_allocation,
+    master_of_environment,
+    renamed_variables,
+    variables_to_forward,
+)
 from .hosts import check_count, read_hostfile, slots, slots_of, without_user
 from .launcher import MPICH, OPEN_MPI, Launcher, LaunchError
 from .ports import free_port
@@ -170,6 +176,7 @@ def launch_environment(launcher: Launcher, hosts: str | None = None) -> dict[str
     if checked_instance("launcher", launcher, Launcher).library != OPEN_MPI:
         return {}
     variables = {} if hosts is not None or in_allocation() else start_variables(Path(launcher.path).parents[1])
+    variables |= renamed_variables()
     if os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables
