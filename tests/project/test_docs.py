@@ -25,8 +25,7 @@ from gradientflow.launch import OPEN_MPI, Launcher, launch_environment
 SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
 MORE_PAGES = [
     *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
-    "docs/jax.md",
-    "docs/fault-tolerance.md",
+    *("docs/jax.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
@@ -36,11 +35,12 @@ PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
         ("README.md", "this block runs all tests"): 1,
-        ("docs/clusters.md", "needs Kubernetes"): 2,
+        ("docs/clusters.md", "needs Docker and Kubernetes"): 1,
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "needs Slurm"): 1,
-        ("docs/clusters.md", "it takes PyTorch's seconds"): 1,
-        ("docs/clusters.md", "needs two hosts"): 2,
+        ("docs/clusters.md", "needs two hosts"): 1,
+        ("docs/clusters.md", "test_ray.py runs it"): 2,
+        ("docs/launching.md", "it takes PyTorch's seconds"): 1,
         ("docs/fault-tolerance.md", "a part of a program"): 2,
         ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
