@@ -29,10 +29,15 @@ class Watched:
         self._key = key
         self._writer = writer
 
-    def end(self) -> None:
-        """Write the last metrics, and remove the source. A second call is harmless."""
+    def end(self, renew: Callable[[], object] | None = None) -> None:
+        """Write the last metrics, and remove the source. A second call is harmless.
+
+        `renew` is called before, if metrics are written: it renews those that take a pass over memory.
+        """
         source: Source | None = source_of(self._key)
         if source is not None and self._writer is not None:
+            if renew is not None:
+                renew()
             self._writer.write([source])
         unregister(self._key)
 
@@ -57,7 +62,7 @@ def watch(
     gradientflow.errors.ArgumentError
         On every rank, if metrics cannot be written there, or a package for it is missing.
     """
-    places = comm.describe()["settings"].get("metrics", "off")
+    places = comm.describe()["settings"]["metrics"]
     writer = None
     if places != "off":
         writer = import_module(".writer", __package__).writer_of(places, comm.rank, here if here is comm else None)

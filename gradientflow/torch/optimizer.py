@@ -657,7 +657,7 @@ class DistributedOptimizer(torch.optim.Optimizer, OverRanks):
         """Close it; after an exception without waiting for communication under way."""
         self._closed = True
         if self._watched is not None:
-            self._watched.end()
+            self._watched.end(self._bound.loop.metrics if kind is None and self._bound is not None else None)
         if self._fused_step is not None:
             self._fused_step.close()
         synchronizer = self._detach()

@@ -369,7 +369,7 @@ class ArrayLoop(OverRanks):
         self._close(orderly=True)
 
     def _close(self, orderly: bool) -> None:
-        self._watched.end()
+        self._watched.end(self._loop.metrics if orderly else None)
         self._loop.synchronizer.close(orderly)
         self._ranks.close(orderly)
 

@@ -243,7 +243,7 @@ class Loop:
                 self.flush()
             with self.ranks.surviving(self, has_gradients=True):
                 self._end_exchange()
-        self.meter.exchanged(waited_from, self.status.arrivals)
+        self.meter.exchanged(waited_from, self.status.busy)
         if self._overlap.is_wanted:
             self._overlap.note(waited_from, self.synchronizer.reports)
         self.ranks.allow_step()

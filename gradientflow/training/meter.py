@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import numpy.typing as npt
 
 from gradientflow.metrics.names import WINDOW
 from gradientflow.metrics.registry import Values
 
-Arrivals = npt.NDArray[np.float64]
+from .status import Numbers, seconds_of
+
+_Row = tuple[float, float, int | None, list[float] | None]
 
 
 class Meter:
@@ -33,14 +34,14 @@ class Meter:
         self.waited = 0.0
         self.details: Values = {}
         self.wants_details = False
-        self._arrivals: Arrivals | None = None
+        self._busy: list[float] | None = None
         self._waited_from = 0.0  # when the last exchange was waited for, in seconds of `time.monotonic`
         self._met = 0.0  # when that exchange ended
         self._ended = 0.0  # when the last step ended; 0 before
         self._steps = 0
         self._sent: int | None = None  # bytes sent by the last step
-        # Seconds, seconds waited, bytes sent and arrivals of each of the last steps, in a ring.
-        self._ring: list[tuple[float, float, int | None, Arrivals | None]] = []
+        # Seconds, seconds waited, bytes sent and `Status.busy` of each of the last steps, in a ring.
+        self._ring: list[_Row] = []
 
     # ---- the thread that trains ----------------------------------------------------------------------------------
 
@@ -53,25 +54,25 @@ class Meter:
         """Return the seconds since the last exchange ended, in which no rank waited for this one; 0 before it."""
         return time.monotonic() - self._met if self._met else 0.0
 
-    def exchanged(self, waited_from: float, arrivals: Arrivals | None) -> None:
-        """Note that an exchange has ended, and the seconds of `busy` of all ranks, if known."""
+    def exchanged(self, waited_from: float, busy: list[float] | None) -> None:
+        """Note that an exchange has ended, and `Status.busy`."""
         self._met = time.monotonic()
         self._waited_from = waited_from
         self.waited += self._met - waited_from
-        self._arrivals = arrivals
+        self._busy = busy
 
     def stepped(self, sent: int | None) -> None:
         """Note that a step has ended; `sent` are the bytes that this rank has sent so far, if known."""
         now = time.monotonic()
         if self._ended:
             bytes_of_step = None if sent is None or self._sent is None else max(0, sent - self._sent)
-            row = now - self._ended, self.waited, bytes_of_step, self._arrivals
+            row = now - self._ended, self.waited, bytes_of_step, self._busy
             if len(self._ring) < WINDOW:
                 self._ring.append(row)
             else:
                 self._ring[self._steps % WINDOW] = row
         self._steps += 1
-        self._ended, self._sent, self._arrivals, self.waited = now, sent, None, 0.0
+        self._ended, self._sent, self._busy, self.waited = now, sent, None, 0.0
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Meter:
             found["gradientflow_sent_bytes_total"] = self._sent
         found |= self.details
         if rows:
-            seconds, waited, sent, arrivals = rows[(steps - 1) % WINDOW if len(rows) == WINDOW else -1]
+            seconds, waited, sent, busy = rows[(steps - 1) % WINDOW if len(rows) == WINDOW else -1]
             found |= {
                 "gradientflow_step_seconds": seconds,
                 "gradientflow_mean_step_seconds": sum(row[0] for row in rows) / len(rows),
@@ -99,26 +100,26 @@ class Meter:
             if sent is not None:
                 found["gradientflow_step_sent_bytes"] = sent
                 found["gradientflow_mean_step_sent_bytes"] = sum(known) / len(known)
-            if arrivals is not None:
-                found |= _last("gradientflow_last_rank", arrivals)
-                found |= _last("gradientflow_slowest_rank", _mean_arrivals(arrivals, rows))
+            if busy is not None:
+                found |= _last("gradientflow_last_rank", seconds_of(busy))
+                found |= _last("gradientflow_slowest_rank", _mean_of(busy, rows))
         return {name: float(value) for name, value in found.items()}
 
 
-def _mean_arrivals(last: Arrivals, rows: list[tuple[float, float, int | None, Arrivals | None]]) -> Arrivals:
-    """Return the mean arrivals of the steps in which all ranks had arrivals."""
-    same = [row[3] for row in rows if row[3] is not None and len(row[3]) == len(last) and row[3].all()]
-    return np.array(same).mean(axis=0) if same else last
+def _mean_of(last: list[float], rows: list[_Row]) -> Numbers:
+    """Return the mean seconds of the steps in which the times of all ranks are known."""
+    same = [row[3] for row in rows if row[3] is not None and len(row[3]) == len(last) and all(row[3])]
+    return seconds_of(np.mean(same, axis=0).tolist() if same else last)
 
 
-def _last(name: str, arrivals: Arrivals) -> Values:
-    """Return the rank that came last, and its lag; nothing unless two ranks have arrived."""
-    there = np.flatnonzero(arrivals)
+def _last(name: str, seconds: Numbers) -> Values:
+    """Return the rank that came last, and its lag; nothing unless two ranks were busy."""
+    there = np.flatnonzero(seconds)
     if len(there) < 2:
         return {}
-    last = int(arrivals.argmax())
-    lag = arrivals[last] - np.median(arrivals[there[there != last]])
+    last = int(seconds.argmax())
+    lag = seconds[last] - np.median(seconds[there[there != last]])
     return {name: last, f"{name}_lag_seconds": max(0.0, float(lag))}
 
 
-__all__ = ["Arrivals", "Meter"]
+__all__ = ["Meter"]

@@ -44,13 +44,13 @@ class Status:
 
     Attributes
     ----------
-    arrivals : numpy.ndarray or None
-        Seconds for which each rank was busy before the exchange that was read last, 0 if unknown; None if not sent.
+    busy : list of float or None
+        Times for which the ranks were busy before the exchange that was read last, see `seconds_of`; None if not sent.
     """
 
     def __init__(self, comm: Communicator, tensors: int, is_sent: bool) -> None:
         self.rates = Rates()  # compared if all ranks make the same step
-        self.arrivals: Numbers | None = None
+        self.busy: list[float] | None = None
         self._tensors = tensors
         self._is_sent = is_sent
         self.use(comm)
@@ -85,15 +85,14 @@ class Status:
 
     def read(self, means: Numbers, used: Sequence[bool]) -> ExchangeStatus:
         """Read the means over the ranks; where none are sent, the outcome is that of this rank."""
-        self.arrivals = None
+        self.busy = None
         if not self.count:
             return ExchangeStatus(used, True, [], False)
         status = means[: len(self._complete)]
         present = (status[: self._tensors] != 0).tolist() if status[self._tensors] else None
-        arrivals = status[self._tensors + 2 :] * (self._comm.size / _PER_SECOND)
-        given_up = np.flatnonzero(arrivals < 0).tolist()
-        if not given_up:
-            self.arrivals = arrivals
+        busy = status[self._tensors + 2 :].tolist()
+        given_up = [rank for rank, number in enumerate(busy) if number < 0]
+        self.busy = None if given_up else busy
         rates_differ = Rates.differ(means[len(self._complete) :])
         return ExchangeStatus(present, self.any_has_batches(means), given_up, rates_differ)
 
@@ -116,4 +115,9 @@ class Status:
         return not self.count or bool(means[self._tensors + 1])
 
 
-__all__ = ["ExchangeStatus", "Status"]
+def seconds_of(busy: Sequence[float]) -> Numbers:
+    """Return the seconds for which each rank was busy, 0 if unknown, from the means that `Status` has read."""
+    return np.array(busy) * (len(busy) / _PER_SECOND)
+
+
+__all__ = ["ExchangeStatus", "Status", "seconds_of"]
