@@ -25,7 +25,7 @@ from gradientflow.launch import OPEN_MPI, Launcher, launch_environment
 SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
 MORE_PAGES = [
     *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
-    *("docs/jax.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
+    *("docs/jax.md", "docs/metrics.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
@@ -46,6 +46,8 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
+        ("docs/metrics.md", "needs an account"): 1,
+        ("docs/metrics.md", "needs MLflow"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
     }
 )
