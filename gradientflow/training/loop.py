@@ -295,6 +295,7 @@ class Loop:
             return
         self.backward_order.note(progress.order)
         phase = progress.give_up()
+        self.meter.dropped += 1
         with self.ranks.surviving(self, has_gradients=True):
             self.status.write(self.synchronizer.extra, self.used, self.batches.here, gives_up=True)
             self.synchronizer.rollback(phase, self.tensors.stream)
