@@ -23,6 +23,7 @@
 #include "bindings.hpp"
 #include "bound_call.hpp"
 #include "bound_endpoint.hpp"
+#include "call_site.hpp"
 #include "fast_path.hpp"
 #include "gil.hpp"
 #include "tensor.hpp"
@@ -94,6 +95,7 @@ void keep_if_requests_are_abandoned(const Communicator& communicator, Tensors&..
 py::typing::Tuple<Handle, py::object, py::object> submit(Communicator& communicator, const BoundCall& bound) {
   std::shared_ptr<Handle> handle;
   {
+    const AtCallSite site;
     ReleaseGil gil;
     handle = communicator.submit(bound.call, std::ref(gil));
   }
@@ -139,6 +141,7 @@ void start(BoundPreparedCall& prepared, py::handle self) {
     }
   }
   {
+    const AtCallSite site;
     ReleaseGil gil;
     prepared.call->start(std::ref(gil));
   }
@@ -228,6 +231,7 @@ py::object broadcast(Communicator& communicator, Given given, py::handle /*self*
 }
 
 void meet(Communicator& communicator) {
+  const AtCallSite site;
   ReleaseGil gil;
   communicator.run(make_call(communicator, {.kind = CallKind::barrier}), std::ref(gil));
 }
@@ -257,6 +261,7 @@ py::object wait_short(BoundPreparedCall& prepared, Given given, py::handle /*sel
 void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
   TensorView tensor = view_tensor(x, Access::read, "the tensor");
   try {
+    const AtCallSite site;
     const WithoutGil release;
     communicator.send(to.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
@@ -268,6 +273,7 @@ void send(Communicator& communicator, py::handle x, const Rank<"dest">& to) {
 void receive(Communicator& communicator, py::handle x, const Rank<"source">& from) {
   TensorView tensor = view_tensor(x, Access::write, "the tensor");
   try {
+    const AtCallSite site;
     const WithoutGil release;
     communicator.receive(from.value, tensor.data, tensor.count, tensor.dtype, tensor.placement);
   } catch (...) {
@@ -281,6 +287,7 @@ std::optional<std::unique_ptr<BoundEndpoint>> split(Communicator& communicator, 
   if (color.value && *color.value < 0) {
     throw Error(ErrorKind::value, "a color is a number of 0 or more, or None, not " + std::to_string(*color.value));
   }
+  const AtCallSite site;
   const WithoutGil release;
   auto part = communicator.split(color.value.value_or(-1), key.value.value_or(communicator.rank()));
   return part == nullptr ? std::nullopt : std::optional(std::make_unique<BoundEndpoint>(std::move(part)));
@@ -349,6 +356,7 @@ py::dict describe(const Communicator& communicator) {
 void run(Communicator& communicator, BoundCall bound) {
   try {
     {
+      const AtCallSite site;
       ReleaseGil gil;
       communicator.run(bound.call, std::ref(gil));
     }
@@ -421,9 +429,9 @@ void bind_communicator(py::module_& module) {
                              [](const Communicator& self) { return self.group().has_abandoned_requests(); })
       .def(
           "allocate", [](Communicator& self, std::size_t bytes) { return self.allocate(bytes); }, py::arg("bytes"),
-          py::call_guard<WithoutGil>())
+          py::call_guard<AtCallSite, WithoutGil>())
       .def("allocate_on_device", &Communicator::allocate_on_device, py::arg("device"), py::arg("bytes"),
-           py::call_guard<WithoutGil>())
+           py::call_guard<AtCallSite, WithoutGil>())
       .def("close", &Communicator::close, py::arg("drain"), py::call_guard<WithoutGil>())
       .def("check_open", &Communicator::check_open)
       .def("check_recoverable", &Communicator::check_recoverable, py::arg("min_ranks"))
@@ -476,6 +484,7 @@ void bind_communicator(py::module_& module) {
              return prepare(self, {make_call(*self, {.kind = CallKind::barrier}), {}, {}}, py::none(), py::none());
            })
       .def("barrier_async", [](Communicator& self) {
+        const AtCallSite site;
         return py::make_tuple(self.submit(make_call(self, {.kind = CallKind::barrier})), py::none(), py::none());
       });
   def_collective<Op, WireName>(communicator, CallKind::allreduce);

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "../kernels/base/error.hpp"
 #include "argument.hpp"
@@ -49,6 +50,12 @@ const py::dict& errors() {
   return *all;
 }
 
+// Function that adds to an error's text, see explain_errors_by().
+py::object& explanation() {
+  static auto* const function = new py::object();  // NOLINT(*-owning-memory): as errors()
+  return *function;
+}
+
 // Returns an object's text as Python shows it, or only its type if the text is too long or has several lines, or if the
 // object's own code raises.
 std::string shown(py::handle object) {
@@ -70,8 +77,22 @@ std::string shown(py::handle object) {
 
 }  // namespace
 
+void explain_errors_by(py::object explain) { explanation() = std::move(explain); }
+
 void raise(const Error& error) {
-  PyErr_SetString(PyDict_GetItemString(errors().ptr(), exception_name(error.kind())), error.what());
+  PyObject* const type = PyDict_GetItemString(errors().ptr(), exception_name(error.kind()));
+  const ErrorKind kind = error.kind();
+  const bool concerns_ranks = kind == ErrorKind::mismatch || kind == ErrorKind::peer || kind == ErrorKind::timeout;
+  if (concerns_ranks && explanation() && !explanation().is_none()) {
+    PyObject* const text = PyObject_CallFunction(explanation().ptr(), "ss", exception_name(kind), error.what());
+    if (text != nullptr) {
+      PyErr_SetObject(type, text);
+      Py_DECREF(text);
+      return;
+    }
+    PyErr_Clear();
+  }
+  PyErr_SetString(type, error.what());
 }
 
 void refuse_argument(const char* name, const char* what, py::handle given, bool needs_whole_number) {

@@ -12,6 +12,7 @@
 #include "../kernels/engine/exchange/gradient_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "call_site.hpp"
 #include "fast_path.hpp"
 #include "gil.hpp"
 #include "pool.hpp"
@@ -50,6 +51,7 @@ std::shared_ptr<GradientPool> make_gradient_pool(Communicator& communicator, con
                                       .algorithm = transport::algorithm_from_name(algorithm.value),
                                       .device = device,
                                       .extra = extra};
+  const AtCallSite site;
   const WithoutGil release;
   return std::make_shared<GradientPool>(communicator, counts, type, options);
 }
@@ -60,10 +62,12 @@ py::object ready(GradientPool& pool, Given given, py::handle /*self*/) {
     return {};
   }
   if (is_none(given[0])) {
+    const AtCallSite site;
     const WithoutGil release;
     pool.ready_all();
   } else {
     const std::size_t tensor = tensor_at(pool, converted(given[0], TensorIndex{}));
+    const AtCallSite site;
     const WithoutGil release;
     pool.ready(tensor);
   }
@@ -75,6 +79,7 @@ py::object wait(GradientPool& pool, Given given, py::handle /*self*/) {
     return {};
   }
   const std::optional<double> timeout = converted(given[0], Timeout{}).value;
+  const AtCallSite site;
   const WithoutGil release;
   pool.wait(timeout);
   return py::none();
@@ -101,11 +106,11 @@ void bind_gradient_pool(py::module_& module) {
           [](GradientPool& pool, const Timeout& timeout, Number stream) {
             pool.wait(timeout.value, stream_of(stream));
           },
-          py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>())
+          py::arg("timeout"), py::arg("stream"), py::call_guard<AtCallSite, WithoutGil>())
       .def(
           "count_nonfinite",
           [](const GradientPool& pool, Number stream) { return pool.count_nonfinite(stream_of(stream)); },
-          py::arg("stream"), py::call_guard<WithoutGil>());
+          py::arg("stream"), py::call_guard<AtCallSite, WithoutGil>());
   def_fast_path<&ready>(cls, "ready", {"index", "stream"});
   def_fast_path<&wait>(cls, "wait", {"timeout", "stream"});
   module.def("fuse", &fuse, py::arg("bytes"), py::arg("threshold"), "(First tensor, one past the last) of each range.");

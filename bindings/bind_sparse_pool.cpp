@@ -13,6 +13,7 @@
 #include "../kernels/engine/exchange/sparse_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "call_site.hpp"
 #include "gil.hpp"
 #include "residual_pool.hpp"
 
@@ -43,6 +44,7 @@ std::shared_ptr<SparsePool> make_sparse_pool(Communicator& communicator, const s
                                     .extra = extra,
                                     .skip_nonfinite = skip_nonfinite,
                                     .first_iteration = first_iteration};
+  const AtCallSite site;
   const WithoutGil release;
   return std::make_shared<SparsePool>(communicator, counts, type, options);
 }
@@ -61,6 +63,7 @@ py::array_t<std::size_t> spans(const SparsePool& pool) {
 void restore_sparse_pool(SparsePool& pool, const Floats& residual, const std::vector<std::uint8_t>& important,
                          std::uint64_t iteration) {
   const std::span<const float> numbers = span_of(residual);
+  const AtCallSite site;
   const WithoutGil release;
   pool.restore(numbers, important, iteration);
 }
@@ -96,7 +99,7 @@ void bind_sparse_pool(py::module_& module) {
           [](SparsePool& pool, const Timeout& timeout, double density, Number stream) {
             pool.wait(timeout.value, density, stream_of(stream));
           },
-          py::arg("timeout"), py::arg("density"), py::arg("stream"), py::call_guard<WithoutGil>());
+          py::arg("timeout"), py::arg("density"), py::arg("stream"), py::call_guard<AtCallSite, WithoutGil>());
   module.def("important_count", &engine::important_count, py::arg("density"), py::arg("chunks"),
              "Number of chunks sent at a density.");
   module.def("choose_important", &choose_important, py::arg("norms"), py::arg("count"),

@@ -15,6 +15,7 @@
 #include "../kernels/engine/exchange/top_k_pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "call_site.hpp"
 #include "gil.hpp"
 #include "residual_pool.hpp"
 
@@ -60,6 +61,7 @@ std::shared_ptr<TopKPool> make_top_k_pool(Communicator& communicator, const std:
                                   .extra = extra,
                                   .skip_nonfinite = skip_nonfinite,
                                   .device = device};
+  const AtCallSite site;
   const WithoutGil release;
   return std::make_shared<TopKPool>(communicator, counts, type, options);
 }
@@ -86,6 +88,7 @@ std::optional<Floats> velocities(const TopKPool& pool) {
 void restore_top_k_pool(TopKPool& pool, const Floats& residual, const Floats& velocity, const Floats& threshold,
                         std::uint64_t iteration) {
   const TopKPool::TopKCheckpoint state{span_of(residual), span_of(velocity), span_of(threshold), iteration};
+  const AtCallSite site;
   const WithoutGil release;
   pool.restore(state);
 }
@@ -119,7 +122,7 @@ void bind_top_k_pool(py::module_& module) {
       .def(
           "wait",
           [](TopKPool& pool, const Timeout& timeout, Number stream) { pool.wait(timeout.value, stream_of(stream)); },
-          py::arg("timeout"), py::arg("stream"), py::call_guard<WithoutGil>());
+          py::arg("timeout"), py::arg("stream"), py::call_guard<AtCallSite, WithoutGil>());
   module.def("k_of", &engine::k_of, py::arg("elements"), py::arg("ratio"),
              "Number of entries of a layer sent with a compression ratio.");
 }

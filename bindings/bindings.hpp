@@ -24,5 +24,9 @@ void bind_local_updates(pybind11::module_& module);
 void bind_limit(pybind11::module_& module);
 void bind_selector(pybind11::module_& module);
 void bind_jax(pybind11::module_& module);
+void bind_recorder(pybind11::module_& module);
+
+// Sets a function that adds to the text of an error that another rank has caused, or all ranks together.
+void explain_errors_by(pybind11::object explain);
 
 }  // namespace gradientflow::bindings

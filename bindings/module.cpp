@@ -23,4 +23,5 @@ PYBIND11_MODULE(_core, module) {
   bind_limit(module);
   bind_selector(module);
   bind_jax(module);
+  bind_recorder(module);
 }

@@ -16,6 +16,7 @@
 #include "../kernels/engine/exchange/pool.hpp"
 #include "argument.hpp"
 #include "bindings.hpp"
+#include "call_site.hpp"
 #include "gil.hpp"
 #include "stream.hpp"
 #include "update.hpp"
@@ -74,7 +75,7 @@ pybind11::array_t<double> extra_of(const pybind11::object& self) {
 template <class Pool>
 void define_pool(pybind11::class_<Pool, std::shared_ptr<Pool>>& pool_class) {
   namespace py = pybind11;
-  const py::call_guard<WithoutGil> without_gil;
+  const py::call_guard<AtCallSite, WithoutGil> without_gil;
   const auto stream = py::arg("stream");
   pool_class.def_property_readonly("bytes", &Pool::bytes)
       .def_property_readonly("extra", &extra_of<Pool>)

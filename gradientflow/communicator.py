@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from . import recorder
 from ._fast_paths import has_fast_path, take_fast_paths
 from ._location import core
 from .annotations import JsonObject, TensorLike
@@ -108,6 +109,7 @@ class Communicator:
             self._native = core.Communicator(endpoint, self._config, None if within is None else within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
+        recorder.start(self._config["dump"], self.size)
         self.local_rank: int = self._native.local_rank
         self.local_size: int = self._native.local_size
         self.node: int = self._native.node

@@ -6,7 +6,7 @@ import typing
 import numpy
 import numpy.typing
 
-from . import device, jax, limit, local_updates, selector
+from . import device, jax, limit, local_updates, recorder, selector
 
 __all__: list[str] = [
     "Arrival",
@@ -61,6 +61,7 @@ __all__: list[str] = [
     "raise_error",
     "random_token",
     "read_config",
+    "recorder",
     "refusal",
     "selector",
     "simulate_policy",

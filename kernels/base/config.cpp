@@ -147,6 +147,15 @@ std::string parse_metrics(const std::string& text) {
   return text;
 }
 
+// Parses the name of a folder, auto, or off and its synonyms.
+std::string parse_folder(const std::string& text) {
+  const std::optional<bool> answer = switch_of(text);
+  if (text.empty() || answer == true) {
+    refuse("the name of a folder, auto or off", text);
+  }
+  return answer == false ? "off" : text;
+}
+
 std::string parse_library(const std::string& text) {
   if (text.empty() || text.back() == '/') {
     refuse("the name of a file", text);
@@ -271,6 +280,11 @@ const std::vector<Accessor>& accessors() {
         true},
        [](const Config& c) -> std::string { return c.metrics.empty() ? "off" : c.metrics; },
        [](Config& c, const std::string& t) { c.metrics = parse_metrics(t); }},
+      {{"dump", "GRADIENTFLOW_DUMP", "folder",
+        "Folder into which each rank writes its last calls when another rank is missing or makes other calls; auto for "
+        "one of the job in the folder for temporary files; off records no calls."},
+       [](const Config& c) { return c.dump; },
+       [](Config& c, const std::string& t) { c.dump = parse_folder(t); }},
       {{"host_piece_bytes", "GRADIENTFLOW_HOST_PIECE_BYTES", "bytes",
         "Size of the pieces in which tensors of CUDA devices pass through the host: one on its way down, one being "
         "reduced, one on its way up.",

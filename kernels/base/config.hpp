@@ -34,6 +34,7 @@ struct Config {
   bool watch = true;              // answer `gradientflow top`; read in Python
   std::string timeline;           // timeline file; empty: none
   std::string metrics;            // places to which metrics are written, with commas; empty: none
+  std::string dump = "auto";      // folder of the last calls, written after an error; off: no call is recorded
   std::size_t host_piece_bytes = 4 * mib;    // part of a device tensor that passes through the host at a time
   std::size_t device_slot_bytes = 16 * mib;  // device memory of each rank for the exchange of ordinary arrays
   std::size_t peer_bytes = 256 * kib;        // largest device tensors that are exchanged without NCCL inside a node

@@ -7,12 +7,35 @@
 #include "prepared_call.hpp"
 
 namespace gradientflow::engine {
+namespace {
+
+// Describes a communicator for the log. Its identity is that of its endpoint over TCP; over MPI it follows from the
+// order in which communicators are made.
+CallLog::Source source_of(const collective::Group& group, const std::string& name, const std::string& ordinal) {
+  const transport::Endpoint& endpoint = group.endpoint();
+  CallLog::Source source{.name = name,
+                         .identity = ordinal,
+                         .rank = endpoint.rank(),
+                         .size = endpoint.size(),
+                         .job_rank = endpoint.job_rank()};
+  if (!endpoint.transport().is_mpi) {
+    const transport::Invitation invitation = endpoint.invitation();
+    source.identity = std::to_string(invitation.id);
+    source.job = collective::hash_of(std::as_bytes(std::span(invitation.token)));
+    source.members = invitation.members;
+  }
+  return source;
+}
+
+}  // namespace
 
 Communicator::Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
-                           const Communicator* within, std::string name)
+                           const Communicator* within, const std::string& name)
     : group_(std::make_unique<collective::Group>(std::move(endpoint), config)),
       sent_(std::make_shared<SentBytes>(within != nullptr ? within->sent_ : nullptr)),
-      recorder_(std::move(name)),
+      recorder_(name),
+      log_(source_of(*group_, name, within != nullptr ? within->log_.next_identity() : LoggedCalls::first_identity()),
+           config.dump != "off"),
       devices_(*group_, recorder_),
       turns_(*group_, devices_, [this](const Error& error) { return with_unreported_failure(error); }),
       point_to_point_(group_->messages()),
@@ -26,8 +49,8 @@ std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endp
 // Makes a communicator that is never destroyed in a forked process. There, the endpoint and the parent's flags must not
 // be touched, and a lock or condition variable that was in use at the fork stays in use.
 std::shared_ptr<Communicator> Communicator::make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
-                                                 const Communicator* within, std::string name) {
-  std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within, std::move(name)),
+                                                 const Communicator* within, const std::string& name) {
+  std::shared_ptr<Communicator> communicator(new Communicator(std::move(endpoint), config, within, name),
                                              [](const Communicator* instance) {
                                                if (instance->forks_ == count_forks()) {
                                                  delete instance;
@@ -112,14 +135,16 @@ Error Communicator::with_unreported_failure(const Error& error) const {
 
 collective::CallResult Communicator::run(const collective::Call& call, const Release& release) {
   admit(call);
-  if (!recorder_.is_on()) {
-    return turns_.run([&] { return execute(call, release); }, release);
-  }
-  if (release) {
-    release();
-  }
-  const auto queued = Times::Clock::now();
-  return turns_.run([&] { return serve(call, queued).outcome; });
+  return log_.during(log_.begin(CallForm::blocking, call.signature), [&] {
+    if (!recorder_.is_on()) {
+      return turns_.run([&] { return execute(call, release); }, release);
+    }
+    if (release) {
+      release();
+    }
+    const auto queued = Times::Clock::now();
+    return turns_.run([&] { return serve(call, queued).outcome; });
+  });
 }
 
 collective::CallResult Communicator::execute(const collective::Call& call, const Release& release) {
@@ -167,10 +192,13 @@ std::shared_ptr<Communicator> Communicator::duplicate(const std::string& name, t
   check_process();
   Config config = group_->config();
   config.timeline.clear();
-  const std::shared_ptr<Communicator> copy = turns_.run([&] {
-    group_->endpoint().check_mpi_not_ended();
-    group_->agree_on({.signature = {.detail = static_cast<std::uint32_t>(what), .splits = true}});
-    return make(group_->endpoint().duplicate(), config, this, name);
+  const transport::Signature signature{.detail = static_cast<std::uint32_t>(what), .splits = true};
+  const std::shared_ptr<Communicator> copy = log_.during(log_.begin(CallForm::blocking, signature), [&] {
+    return turns_.run([&] {
+      group_->endpoint().check_mpi_not_ended();
+      group_->agree_on({.signature = signature});
+      return make(group_->endpoint().duplicate(), config, this, name);
+    });
   });
   copy->poll_signals_ = poll_signals_;
   const std::lock_guard lock(mutex_);
@@ -194,7 +222,8 @@ std::vector<std::shared_ptr<Communicator>> Communicator::duplicates() const {
 
 std::unique_ptr<transport::Endpoint> Communicator::split(int color, int key) {
   check_process();
-  return turns_.run([&] { return group_->split(color, key); });
+  return log_.during(log_.begin(CallForm::blocking, {.splits = true}),
+                     [&] { return turns_.run([&] { return group_->split(color, key); }); });
 }
 
 std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, transport::Pages pages) {
@@ -206,13 +235,15 @@ std::shared_ptr<transport::Segment> Communicator::allocate(std::size_t bytes, tr
       }
     });
   };
-  return turns_.run([&] { return group_->allocate(bytes, pages, poll_signals); });
+  return log_.during(log_.begin(CallForm::blocking, {.count = bytes, .allocates = true}),
+                     [&] { return turns_.run([&] { return group_->allocate(bytes, pages, poll_signals); }); });
 }
 
 std::shared_ptr<collective::DeviceSegment> Communicator::allocate_on_device(int device, std::size_t bytes) {
   check_process();
   const collective::Call call{.signature = {.count = bytes, .memory = transport::Memory::device, .allocates = true}};
-  return turns_.run([&] { return devices_.group(device, call)->allocate(bytes); });
+  return log_.during(log_.begin(CallForm::blocking, call.signature),
+                     [&] { return turns_.run([&] { return devices_.group(device, call)->allocate(bytes); }); });
 }
 
 void Communicator::start_timeline(const std::string& path) {
@@ -279,6 +310,7 @@ void Communicator::start(PreparedCall& prepared, const Release& release) {
   const collective::Call& call = prepared.call_;
   admit(call);
   if (collective::Group::can_begin(call) && !recorder_.is_on() && turns_.begin(prepared)) {
+    prepared.entry_ = log_.begin(CallForm::prepared, call.signature);
     return;
   }
   if (release) {  // earlier calls may take long
@@ -290,7 +322,7 @@ void Communicator::start(PreparedCall& prepared, const Release& release) {
 collective::CallResult Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
                                             const Release& release) {
   check_process();
-  return turns_.finish(prepared, timeout, release);
+  return log_.during(std::exchange(prepared.entry_, 0), [&] { return turns_.finish(prepared, timeout, release); });
 }
 
 bool Communicator::is_finished(PreparedCall& prepared) {

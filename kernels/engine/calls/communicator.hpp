@@ -23,6 +23,7 @@
 #include "../../collective/group.hpp"
 #include "../../collective/on_device/device_group.hpp"
 #include "../../transport/recovery/consensus.hpp"
+#include "call_log.hpp"
 #include "device_calls.hpp"
 #include "handle.hpp"
 #include "recorder.hpp"
@@ -123,6 +124,9 @@ class Communicator {
   [[nodiscard]] Recorder& recorder() { return recorder_; }
   [[nodiscard]] const Recorder& recorder() const { return recorder_; }
 
+  // Log of the last calls, always kept unless the setting `dump` is off.
+  [[nodiscard]] LoggedCalls& log() { return log_; }
+
   // Sets a function that threads call several times a second while they allocate large node memory. If it throws, the
   // call ends and the communicator is broken. Duplicates inherit it. Call this before other threads use the
   // communicator.
@@ -177,9 +181,9 @@ class Communicator {
 
  private:
   Communicator(std::unique_ptr<transport::Endpoint> endpoint, const Config& config, const Communicator* within,
-               std::string name);
+               const std::string& name);
   static std::shared_ptr<Communicator> make(std::unique_ptr<transport::Endpoint> endpoint, const Config& config,
-                                            const Communicator* within, std::string name);
+                                            const Communicator* within, const std::string& name);
 
   // Ranks of a communicator to be made, the decision about them, and the smallest number that must be left.
   struct PendingMembership {
@@ -218,6 +222,7 @@ class Communicator {
   std::unique_ptr<collective::Group> group_;
   std::shared_ptr<SentBytes> sent_;
   Recorder recorder_;
+  LoggedCalls log_;
   DeviceCalls devices_;
   Turns turns_;
   collective::PointToPoint point_to_point_;

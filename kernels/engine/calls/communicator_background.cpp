@@ -27,14 +27,18 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     devices_.bind(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
     after->mark(placement_of(call).stream);
-    return turns_.enqueue([this, call, after, queued = Times::Clock::now()](Served& served) {
-      serve_in_background(call, *after, queued, served);
+    return turns_.enqueue([this, call, after, entry = log_.begin(CallForm::background, call.signature),
+                           queued = Times::Clock::now()](Served& served) {
+      log_.during(entry, [&] { serve_in_background(call, *after, queued, served); });
     });
   }
   if (call.sends_messages()) {
     check_threads("asynchronous calls between nodes");
   }
-  return turns_.enqueue([this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); });
+  return turns_.enqueue([this, call, entry = log_.begin(CallForm::background, call.signature),
+                         queued = Times::Clock::now()](Served& served) {
+    served = log_.during(entry, [&] { return serve(call, queued); });
+  });
 }
 
 bool Communicator::has_cores_for_threads() const {
@@ -53,7 +57,8 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const
     release();
   }
   return turns_.run_or_enqueue(
-      [this, call, queued = Times::Clock::now()](Served& served) { served = serve(call, queued); },
+      [this, call, entry = log_.begin(CallForm::background, call.signature), queued = Times::Clock::now()](
+          Served& served) { served = log_.during(entry, [&] { return serve(call, queued); }); },
       [this] { return group_->node().meet(patience); });
 }
 

@@ -7,6 +7,7 @@
 // progress thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -52,6 +53,7 @@ class PreparedCall {
   bool under_way_ = false;
   std::shared_ptr<Handle> handle_;  // handle of the call under way, if other threads may end it; guarded by the turns
   collective::CallResult outcome_{};
+  std::uint64_t entry_ = 0;  // entry in the log, if the communicator's thread does not end it
 };
 
 }  // namespace gradientflow::engine

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../../base/thread.hpp"
+#include "call_log.hpp"
 
 namespace gradientflow::engine {
 namespace {
@@ -57,6 +58,9 @@ void Turns::break_off(const Error& error) {
     const std::lock_guard lock(mutex_);
     if (!broken_) {
       broken_ = error;
+      if (error.kind() == ErrorKind::peer || error.kind() == ErrorKind::timeout) {
+        CallLog::of_process().note_break();
+      }
     }
     is_usable_ = false;
   }

@@ -169,6 +169,7 @@ void GradientPool::ready(std::size_t tensor, Stream stream) {
   {
     const std::lock_guard lock(mutex_);
     ready_.check_new(tensor, active_ + (extra_pool_ != nullptr ? 1 : 0));
+    log_beginning();
     record_ready(tensor, now, stream);
     mark(tensor, now, stream);
     start_due_ranges();

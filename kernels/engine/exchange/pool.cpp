@@ -71,7 +71,9 @@ void Pool::wait_within(std::optional<double> timeout, Stream stream, const std::
                                   std::chrono::duration<double>(std::clamp(*timeout, 0.0, 1e9)));
   }
   try {
-    wait_until(deadline, stream, prepare);
+    LoggedCalls& log = communicator_->log();
+    log.during(log.begin(CallForm::pool_wait, {.detail = 1}, static_cast<std::uint32_t>(iteration()) + 1),
+               [&] { wait_until(deadline, stream, prepare); });
   } catch (const TimeOver&) {
     throw Error(ErrorKind::timeout,
                 "the gradients were not averaged within " + format_number(timeout.value_or(0.0)) + " s; it goes on");
@@ -212,6 +214,13 @@ void Pool::take_over_means(const Pool& other) {
 std::size_t Pool::ready_count() const {
   const std::lock_guard lock(mutex_);
   return ready_.count();
+}
+
+void Pool::log_beginning() {
+  if (ready_.count() == 0) {
+    LoggedCalls& log = communicator_->log();
+    log.end(log.begin(CallForm::pool_ready, {}, 0));
+  }
 }
 
 bool Pool::is_ready(std::size_t tensor) const {

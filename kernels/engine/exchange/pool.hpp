@@ -119,6 +119,7 @@ class Pool {
   }
 
   void check_open() const;
+  void log_beginning();  // records the beginning of an iteration, unless a tensor is ready; mutex_ held
   void check_between_iterations(const char* what) const;
   void check_none_ready(const char* what) const;  // the same; mutex_ held
   void check_can_end() const;                     // lets an iteration end on a broken communicator

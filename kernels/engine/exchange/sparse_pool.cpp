@@ -80,6 +80,7 @@ void SparsePool::ready(std::size_t tensor, Stream stream) {
   work_on(
       [&] {
         ready_.check_new(tensor, places());
+        log_beginning();
         mark(tensor, stream, full);
       },
       [&] { process(full, stream); });

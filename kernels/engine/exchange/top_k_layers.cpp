@@ -38,6 +38,7 @@ void TopKPool::become_ready(std::size_t tensor, std::byte* elsewhere, Stream str
   work_on(
       [&, now = Clock::now()] {
         ready_.check_new(tensor, places());
+        log_beginning();
         complete = mark(tensor, now, stream);
       },
       [&] { process({complete ? &*complete : nullptr, complete ? 1U : 0U}, elsewhere); });
