@@ -48,6 +48,7 @@ for _name, _summary in {
     "top": "Watch a running job: its rates, its waits, the stacks of its ranks.",
     "simulate": "Predict the steps of strategies on hosts that need not be there.",
     "tune": "Measure the link of a job, and choose a strategy for it.",
+    "why": "Say which rank of a failed job did something else, and where.",
     "timeline": "Join the timelines of a job's ranks, and read them.",
     "replay": "Replay a recorded run of a parameter server with other policies.",
     "completion": "Print the completion script of a shell.",

@@ -148,6 +148,12 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.trust",
         "gradientflow.whole_file",
     },
+    "gradientflow.recorder": {
+        "gradientflow._location",
+        "gradientflow.annotations",
+        "gradientflow.errors",
+        "gradientflow.launcher_variables",
+    },
     "gradientflow.config": {"gradientflow.errors", "gradientflow._location", "gradientflow.settings_file"},
     "gradientflow.handle": {"gradientflow.errors", "gradientflow._location", "gradientflow.annotations"},
     "gradientflow.request": {

@@ -125,7 +125,7 @@ def free_port() -> int:
 def outside_environment() -> dict[str, str]:
     """Give the environment that all jobs have: this process's, without settings of the library."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("GRADIENTFLOW_")}
-    return {**outside, PATIENCE: os.environ.get(PATIENCE, ""), "OMP_NUM_THREADS": "1"}
+    return {**outside, PATIENCE: os.environ.get(PATIENCE, ""), "OMP_NUM_THREADS": "1", "GRADIENTFLOW_DUMP": "off"}
 
 
 def begin(

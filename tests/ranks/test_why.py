@@ -1,0 +1,67 @@
+"""``gradientflow why`` after seeded faults in real jobs, and reports of single processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_runs import DOORS, Fault, command, difference, settings
+from jobs import Job
+from pace import scaled
+
+_DOORS = [door for door in DOORS if door != "numpy"]
+
+
+def diagnose(seed: int, door: str, folder: Path, start_command: Callable[..., Job]) -> str:
+    fault = Fault.of(seed, door)
+    start_command(command(fault, seed), settings(folder, scaled(2)), timeout=60).finish()
+    return difference(fault, folder)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_rank_and_the_line_of_a_fault(seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
+    assert diagnose(seed, "numpy", tmp_path, start_command) == ""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("door", _DOORS)
+def test_faults_of_frameworks(seed: int, door: str, tmp_path: Path, start_command: Callable[..., Job]) -> None:
+    if door != "jax":
+        pytest.importorskip("torch")
+    assert diagnose(seed, door, tmp_path, start_command) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 200))
+def test_many_faults(seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
+    assert diagnose(seed, DOORS[seed // 10 % len(DOORS)], tmp_path, start_command) == ""
+
+
+def test_reports_are_private_and_have_no_values(tmp_path: Path, start_command: Callable[..., Job]) -> None:
+    folder = tmp_path / "dump"
+    fault = Fault.of(9, "numpy")
+    assert fault.kind == "raise"
+    done = start_command(command(fault, 9), settings(folder, scaled(2)), timeout=60).finish()
+    assert f"gradientflow why {folder}" in done.stderr
+    files = sorted(folder.glob("rank*.jsonl"))
+    assert len(files) == fault.ranks
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for file in files:
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "a secret" not in file.read_text()
+    assert len(list(folder.glob("torch_*"))) == fault.ranks
+
+
+def test_off_records_nothing(tmp_path: Path) -> None:
+    program = "import gradientflow as gf, gradientflow.recorder as r; gf.init().barrier(); print(r.calls())"
+    for setting, recorded in (("off", 0), (str(tmp_path), 1)):
+        environment = {"GRADIENTFLOW_DUMP": setting, "PATH": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.count("barrier") == recorded * 2, done.stderr
+    assert not list(tmp_path.iterdir())

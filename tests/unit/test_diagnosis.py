@@ -1,0 +1,168 @@
+"""`gradientflow.recorder.diagnosis`: seeded differences between the calls of ranks, and the conclusions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gradientflow.annotations import JsonObject
+from gradientflow.recorder.diagnosis import Diagnosis, Report, diagnose, latest_job
+
+WORLD = "1"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call of a program: its line, and its description."""
+
+    line: int
+    text: str
+
+
+def call(number: int, site: Site, state: str = "ended", seconds: float = 1.0) -> JsonObject:
+    kind, count, dtype = site.text.split()
+    return {
+        "call": number,
+        "communicator": WORLD,
+        "sequence": number,
+        "form": "blocking",
+        "kind": kind,
+        "text": site.text,
+        "dtype": dtype,
+        "count": int(count),
+        "op": None,
+        "peer": None,
+        "state": state,
+        "seconds": seconds,
+        "file": "/home/me/train.py",
+        "line": site.line,
+        "function": "main",
+    }
+
+
+def report(rank: int, ranks: int, calls: list[JsonObject], *, text: str = "", time: float = 100.0) -> Report:
+    communicator = {"communicator": WORLD, "name": "collectives", "rank": rank, "size": ranks, "members": []}
+    head = {
+        "job": "a",
+        "rank": rank,
+        "size": ranks,
+        "time": time,
+        "reason": "",
+        "text": text,
+        "states": {},
+        "communicators": [communicator],
+    }
+    return Report(head, calls)
+
+
+def run(programs: list[list[Site]]) -> list[Report]:
+    """Run the programs of ranks until calls differ, or one rank makes no further call; return their reports."""
+    ranks = len(programs)
+    for number in range(max(map(len, programs))):
+        made = [program[number] if number < len(program) else None for program in programs]
+        if len({site.text if site else None for site in made}) > 1:
+            found = []
+            for rank, program in enumerate(programs):
+                calls = [call(i + 1, site) for i, site in enumerate(program[:number])]
+                here = made[rank]
+                found.append(report(rank, ranks, calls + ([call(number + 1, here, "failed")] if here else [])))
+            return found
+    raise AssertionError("the programs do not differ")
+
+
+SITES = st.lists(
+    st.builds(
+        Site, st.integers(1, 99), st.sampled_from(["allreduce 10 float32", "allgather 4 float64", "barrier 0 uint8"])
+    ),
+    min_size=2,
+    max_size=4,
+    unique_by=(lambda site: site.line, lambda site: site.text),
+)
+PLACES = st.tuples(st.integers(2, 5), st.integers(0, 4), st.integers(2, 5), st.integers(0, 3))
+
+
+def programs_of(sites: list[Site], places: tuple[int, int, int, int]) -> tuple[list[list[Site]], int, int]:
+    """Return a loop's calls for each rank, the rank to change, and the index of the call to change."""
+    ranks, rank, step, position = places
+    assume(rank < ranks and position < len(sites))
+    return [sites * 8 for _ in range(ranks)], rank, step * len(sites) + position
+
+
+def line_of(found: Diagnosis) -> int:
+    assert found.place is not None
+    return int(found.place["line"])
+
+
+@given(SITES, PLACES)
+def test_a_left_out_call(sites: list[Site], places: tuple[int, int, int, int]) -> None:
+    programs, rank, index = programs_of(sites, places)
+    programs[rank] = list(programs[rank])
+    left_out = programs[rank].pop(index)
+    found = diagnose(run(programs))
+    if len(sites) > 2:  # with two calls in a loop, leaving out one and swapping both look alike at first
+        assert found.kind == "skipped"
+    assert found.ranks == (rank,)
+    assert line_of(found) == left_out.line
+
+
+@given(SITES, PLACES, st.sampled_from([("shape", "11 float32"), ("dtype", "10 float64")]))
+def test_another_tensor(sites: list[Site], places: tuple[int, int, int, int], change: tuple[str, str]) -> None:
+    programs, rank, index = programs_of(sites, places)
+    programs[rank] = list(programs[rank])
+    assume(programs[rank][index].text == "allreduce 10 float32")
+    programs[rank][index] = replace(programs[rank][index], text=f"allreduce {change[1]}")
+    found = diagnose(run(programs))
+    assert (found.kind, found.ranks, line_of(found)) == (change[0], (rank,), programs[rank][index].line)
+
+
+@given(SITES, PLACES)
+def test_a_rank_that_stops(sites: list[Site], places: tuple[int, int, int, int]) -> None:
+    programs, rank, index = programs_of(sites, places)
+    programs[rank] = programs[rank][:index]
+    reports = run(programs)
+    place = {"file": "/home/me/data.py", "line": 7, "function": "load"}
+    reports[rank] = replace(reports[rank], stack=[place])
+    found = diagnose(reports)
+    assert (found.kind, found.ranks, found.place) == ("busy", (rank,), place)
+    assert "data.py:7, in load()" in found.sentence
+    del reports[rank]
+    assert diagnose(reports).ranks == (rank,)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("rank 1 (process 7) has died while rank 0 waited for it in allreduce", "died"),
+        ("rank 1 has closed its communicator while rank 0 waited for it in allreduce", "left"),
+        ("allreduce timed out after 3 s on rank 0: no sign of rank 1", "silent"),
+    ],
+)
+def test_the_fate_of_a_rank_without_report(text: str, kind: str) -> None:
+    calls = [call(1, Site(3, "allreduce 10 float32"), "failed")]
+    found = diagnose([report(0, 2, calls, text=text)])
+    assert (found.kind, found.ranks, line_of(found)) == (kind, (1,), 3)
+
+
+def test_an_exception_of_one_rank() -> None:
+    waits = [call(1, Site(3, "allreduce 10 float32"), "failed")]
+    raised = {"exception": "ValueError", "file": "/home/me/train.py", "line": 9, "function": "load"}
+    found = diagnose([report(0, 2, waits, time=101.0), replace(report(1, 2, []), exception=raised)])
+    assert (found.kind, found.ranks, line_of(found)) == ("raised", (1,), 9)
+
+
+def test_a_late_rank() -> None:
+    site = Site(3, "allreduce 10 float32")
+    reports = [report(0, 2, [call(1, site, "failed", 6.0)]), report(1, 2, [call(1, site, "failed", 1.0)])]
+    found = diagnose(reports)
+    assert (found.kind, found.ranks) == ("late", (1,))
+    assert "5.0 s late" in found.sentence
+
+
+def test_only_the_latest_job_counts() -> None:
+    old, new = report(0, 2, [], time=1.0), report(1, 2, [], time=2.0)
+    new.head["job"] = "b"
+    assert latest_job([old, new]) == [new]
+    assert diagnose([new]).kind == "unknown"
