@@ -47,7 +47,7 @@ def calls() -> list[JsonObject]:
             "sequence": entry["sequence"],
             "members": source["members"],
             "peer": _peer(source, entry["peer"]) if is_message else None,
-            "text": entry["text"],
+            "text": entry["text"] + " of a pool" * entry["form"].startswith("pool"),
             "line": _line(entry),
             "seconds": now - entry["began"] if under_way else None,
         }
