@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from importlib import import_module
 from typing import Any
 
+from gradientflow import recorder
 from gradientflow._location import core
 from gradientflow.annotations import JsonObject
-from gradientflow.metrics.registry import sources
+from gradientflow.metrics.registry import sources as metrics_sources
 
 # Figures and their metrics.
 _FIGURES = {
@@ -31,13 +31,11 @@ def calls() -> list[JsonObject]:
     unless collective; ``members``, the ranks of the communicator, empty if unknown; ``peer``, the rank of a message
     under way; ``text``; ``line``, its place in the program; and ``seconds`` since its begin, None after its end.
     """
-    recorder: Any = getattr(core, "recorder", None)
-    if recorder is None or not recorder.is_on():
-        return []
+    log: Any = core.recorder
     now = time.monotonic()
-    sources = {each["number"]: each for each in recorder.sources()}
+    sources = {each["number"]: each for each in log.sources()}
     found: dict[object, JsonObject] = {}
-    for entry in recorder.entries():
+    for entry in log.entries():
         source, is_message = sources.get(entry["source"]), entry["form"] in ("send", "receive")
         under_way = entry["state"] == "under way"
         if source is None or not (entry["sequence"] or (is_message and under_way)):
@@ -47,7 +45,7 @@ def calls() -> list[JsonObject]:
             "sequence": entry["sequence"],
             "members": source["members"],
             "peer": _peer(source, entry["peer"]) if is_message else None,
-            "text": entry["text"] + " of a pool" * entry["form"].startswith("pool"),
+            "text": entry["text"] + " of a pool" * (entry["form"] in ("ready", "wait")),
             "line": _line(entry),
             "seconds": now - entry["began"] if under_way else None,
         }
@@ -58,7 +56,7 @@ def calls() -> list[JsonObject]:
 def figures() -> dict[str, float]:
     """Return figures of the first training, by the names of `_FIGURES`, as far as they are known."""
     found: dict[str, float] = {}
-    for source in sources():
+    for source in metrics_sources():
         metrics = source.metrics()
         found = {**{name: metrics[metric] for name, metric in _FIGURES.items() if metric in metrics}, **found}
     return found
@@ -67,7 +65,7 @@ def figures() -> dict[str, float]:
 def dump(folder: str, rank: int) -> str:
     """Write the last calls of this process into a file of a folder; return the file."""
     path = os.path.join(folder, f"rank{rank}.jsonl")
-    import_module("gradientflow.recorder").dump(path)
+    recorder.dump(path)
     return path
 
 

@@ -170,6 +170,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow._location",
         "gradientflow.annotations",
         "gradientflow.metrics.registry",
+        "gradientflow.recorder",
     },
     "gradientflow.wires": {"gradientflow.errors", "gradientflow._location"},
     "gradientflow.plain": {"gradientflow.errors", "gradientflow.memory"},

@@ -22,12 +22,9 @@ import pytest
 from jobs import Job, begin, free_port, outside_environment, write
 from pace import scaled, wait_until
 
-from gradientflow import _core
 from gradientflow.launch import module_command
 from gradientflow.watch.folder import SocketName, own_folder, sockets
 from gradientflow.watch.server import Server
-
-needs_recorder = pytest.mark.skipif(not hasattr(_core, "recorder"), reason="the core records no calls")
 
 JOB = "feed0123"
 TOP = module_command("gradientflow.cli", ["top"])
@@ -219,7 +216,6 @@ def await_figures(is_wanted: Callable[[Any], bool], *arguments: str, env: dict[s
     return figures[0]
 
 
-@needs_recorder
 def test_a_rank_in_an_endless_loop_is_named(start: Callable[..., None]) -> None:
     start("hangs", "run", "--transport", "tcp", "-n", "3")
     found = await_figures(lambda job: bool(job["late"]), "--stacks")
@@ -231,7 +227,6 @@ def test_a_rank_in_an_endless_loop_is_named(start: Callable[..., None]) -> None:
     assert stack["frames"][-1]["code"] in ("while True:  # the line of rank 1", "pass")
 
 
-@needs_recorder
 def test_a_slow_rank_is_marked(start: Callable[..., None]) -> None:
     start("is slow", "run", "--transport", "tcp", "-n", "3")
     await_figures(lambda job: [each["is_slow"] for each in job["ranks"]] == [False, True, False])
