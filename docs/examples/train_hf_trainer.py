@@ -1,10 +1,22 @@
-"""Hugging Face's Trainer over GradientFlow: ``gradientflow run -n 2 -- python train_hf_trainer.py``."""
+"""Hugging Face's Trainer over GradientFlow: ``gradientflow run -n 2 -- python train_hf_trainer.py``.
 
+With ``--strategy "top_k(ratio=16)"`` it sends gradients by that strategy, without DistributedDataParallel.
+"""
+
+import argparse
 import tempfile
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+from gradientflow.torch.integrations.transformers import GradientFlowTrainer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--strategy")
+strategy = parser.parse_args().strategy
+kind = Trainer if strategy is None else partial(GradientFlowTrainer, strategy=strategy)
 
 dist.init_process_group("gradientflow")  # first: TrainingArguments take the group that they find
 set_seed(0)
@@ -34,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
     )
-    trainer = Trainer(
+    trainer = kind(
         GPT2LMHeadModel(sizes),
         arguments,
         train_dataset=counting(800, seed=1),

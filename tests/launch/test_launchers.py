@@ -1,17 +1,15 @@
 """What others start: each of these launchers in a test, by itself or by the variables that it sets.
 
-torchrun itself is in ranks/test_meeting.py.
+torchrun itself is in ranks/test_meeting.py, launchers of trainers in real/test_trainers.py.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jobs import PROGRAMS, Finished, Job, free_port, write
@@ -19,7 +17,6 @@ from jobs import PROGRAMS, Finished, Job, free_port, write
 from gradientflow.launch import OPEN_MPI, Launcher, module_command
 from gradientflow.meeting import find_plan
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 MET = str(PROGRAMS / "met.py")
 RANKS = range(2)
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}  # in each pod
@@ -175,35 +172,6 @@ def test_torch_multiprocessing_with_the_variables_of_ray_train(processes: Proces
         "    mp.spawn(work, nprocs=2)\n",
     )
     processes([sys.executable, str(program)])
-
-
-def needs(framework: str) -> Any:
-    reason = f"could not import '{framework}', which comes with the extra dev: pip install '.[dev]'"
-    return pytest.mark.skipif(find_spec(framework) is None, reason=reason)
-
-
-@pytest.mark.parametrize(
-    ("command", "example"),
-    [
-        pytest.param([], "train_lightning.py", marks=needs("lightning"), id="lightning"),
-        pytest.param(
-            shlex.split(
-                "-m accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --main_process_port=0 "
-                "--mixed_precision=no --dynamo_backend=no"
-            ),
-            "train_accelerate.py",
-            marks=needs("accelerate"),
-            id="accelerate launch",
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_frameworks_that_start_their_ranks(processes: Processes, command: list[str], example: str) -> None:
-    """Without a launcher of ours or MPI's."""
-    (ended,) = processes([sys.executable, *command, str(EXAMPLES / example)], ranks=0)
-    accuracy, _, rest = ended.line("accuracy").partition(" ")
-    assert rest == "on 2 ranks over gradientflow"
-    assert float(accuracy) > 0.95
 
 
 FSDP = """

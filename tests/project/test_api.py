@@ -18,8 +18,9 @@ STORED = ROOT / "docs" / "api.txt"
 RENEW = f"python {Path(__file__).relative_to(ROOT)}"
 
 PARTS = "device errors jax mailbox metrics model optimizers policies server strategies torch training"
-MODULES = ["gradientflow", *(f"gradientflow.{part}" for part in PARTS.split())]
-FRAMEWORKS = {"gradientflow.jax": "jax", "gradientflow.torch": "torch"}
+INTEGRATIONS = {f"gradientflow.torch.integrations.{name}": name for name in ("lightning", "transformers")}
+MODULES = ["gradientflow", *(f"gradientflow.{part}" for part in PARTS.split()), *INTEGRATIONS]
+FRAMEWORKS = {"gradientflow.jax": "jax", "gradientflow.torch": "torch", **INTEGRATIONS}
 
 
 def names_of(module: ModuleType) -> list[str]:

@@ -1,0 +1,1 @@
+"""Trainers of other libraries with a DistributedOptimizer: each module needs the library of its name."""
