@@ -35,7 +35,8 @@ class Metric(NamedTuple):
 _ALL = ("training", "server", "process_group", "jax")
 _TRAINING = ("training",)
 _EXCHANGES = ("training", "jax")
-_SERVER = ("training", "server")
+_MESSAGES = ("training", "process_group", "jax")
+_SERVER = ("server",)
 
 METRICS: tuple[Metric, ...] = tuple(
     Metric(PREFIX + name, unit, "counter" if name.endswith("_total") else "gauge", text, sources)
@@ -48,13 +49,13 @@ METRICS: tuple[Metric, ...] = tuple(
         ("mean_exposed_seconds", "seconds", "Mean of exposed_seconds over the last 100 steps.", _TRAINING),
         ("exchange_seconds", "seconds", "Time in which exchanges of the last step were under way.", _EXCHANGES),
         ("hidden_ratio", "ratio", "Share of exchange_seconds before the step waited.", _TRAINING),
-        ("sent_bytes_total", "bytes", "Bytes that this rank has sent in messages.", _ALL),
+        ("sent_bytes_total", "bytes", "Bytes that this rank has sent in messages.", _MESSAGES),
         ("step_sent_bytes", "bytes", "Bytes that this rank sent in messages in the last step.", _EXCHANGES),
         ("mean_step_sent_bytes", "bytes", "Mean of step_sent_bytes over the last 100 steps.", _TRAINING),
         ("step_node_bytes", "bytes", "Bytes of the last step's exchanges that passed through node memory.", _EXCHANGES),
         ("sent_bytes_per_second", "bytes per second", "step_sent_bytes over exchange_seconds.", _EXCHANGES),
         ("node_bytes_per_second", "bytes per second", "step_node_bytes over exchange_seconds.", _EXCHANGES),
-        ("compression_ratio", "ratio", "Bytes of all gradients over their bytes that were exchanged.", _EXCHANGES),
+        ("compression_ratio", "ratio", "Bytes of all gradients over their bytes that were exchanged.", _TRAINING),
         ("gradient_norm", "", "Norm of the gradients with which the last step was made.", _TRAINING),
         ("residual_norm", "", "Norm of the gradient entries that this rank has kept back.", _TRAINING),
         ("participants", "ranks", "Ranks that take part now.", _ALL),

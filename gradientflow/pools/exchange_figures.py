@@ -28,9 +28,9 @@ def exchange_figures(
     found: dict[str, float] = {}
     counted = [each.bytes_sent for each in reports if each.bytes_sent is not None]
     if len(counted) == len(reports):
-        found["gradientflow_step_sent_bytes"] = sum(counted)
+        found["gradientflow_step_sent_bytes"] = float(sum(counted))
     if shares_memory:
-        found["gradientflow_step_node_bytes"] = sum(each.nbytes for each in reports)
+        found["gradientflow_step_node_bytes"] = float(sum(each.nbytes for each in reports))
     spans = [(each.started, each.ended) for each in reports]
     seconds = _covered(spans)
     if has_times and seconds > 0:
