@@ -6,6 +6,7 @@ torchrun itself is in ranks/test_meeting.py, launchers of trainers in real/test_
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
