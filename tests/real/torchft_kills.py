@@ -16,6 +16,7 @@ import multiprocessing as mp
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 import warnings
@@ -37,7 +38,7 @@ coordination: Any = importlib.import_module("torchft.coordination")
 BACKENDS = ("gradientflow", "gloo")
 KINDS = ("inside", "between")
 REPLICAS, STEADY_STEPS, LAST_STEPS = 3, 5, 30
-LATE = 120.0  # seconds
+LATE = 300.0  # seconds
 fork: Any = mp.get_context("fork")
 
 
@@ -238,7 +239,10 @@ def main() -> None:
             for number in range(first, min(first + arguments.per_turn, arguments.kills)):
                 replicas.settle()
                 kind = KINDS[number % len(KINDS)]
-                kills[backend, kind].append(replicas.kill(number % REPLICAS, kind))
+                kill = replicas.kill(number % REPLICAS, kind)
+                kills[backend, kind].append(kill)
+                line = f"{kill.pause:.2f} s to the next step, {kill.dropped} dropped, back after {kill.back:.2f} s"
+                print(f"{backend}, {kind}: {line}", file=sys.stderr, flush=True)
             digests = replicas.end()
             if len(set(digests)) > 1:
                 raise SystemExit(f"{backend}: replicas have different weights")
