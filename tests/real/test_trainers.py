@@ -53,8 +53,9 @@ ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch", "--num_processes=2", 
 ACCELERATE += ["--main_process_port=0", "--mixed_precision=no", "--dynamo_backend=no"]
 EXAMPLE = "train_accelerate.py"
 STARTS = {
-    "accelerate launch --cpu": ([*ACCELERATE, "--cpu"], EXAMPLE, "accelerate"),
-    "accelerate launch --multi_gpu": ([*ACCELERATE, "--multi_gpu"], EXAMPLE, "accelerate"),
+    # Without the file of hosts it starts one process.
+    "accelerate launch by mpirun": ([*ACCELERATE, "--cpu", "--mpirun_hostfile=hosts"], EXAMPLE, "accelerate"),
+    "accelerate launch": ([*ACCELERATE, "--multi_gpu"], EXAMPLE, "accelerate"),
     "notebook_launcher": (PYTHON, "notebook.py", "accelerate"),
     "accelerate by torchrun": (TORCHRUN, EXAMPLE, "accelerate"),
     "accelerate by gradientflow run": (RUN, EXAMPLE, "accelerate"),
@@ -67,6 +68,7 @@ STARTS = {
     [pytest.param(*start, id=how, marks=pytest.mark.real(engine)) for how, (*start, engine) in STARTS.items()],
 )
 def test_examples(finish: Callable[..., Finished], tmp_path: Path, command: list[str], example: str) -> None:
+    write(tmp_path / "hosts", "localhost slots=2\n")
     file = write(tmp_path / example, NOTEBOOK) if example == "notebook.py" else EXAMPLES / example
     accuracy, _, rest = finish([*command, str(file)]).line("accuracy").partition(" ")
     assert rest == "on 2 ranks over gradientflow"
