@@ -199,9 +199,7 @@ void await_name(const std::vector<HostPort>& places, const Until& until) {
         static_cast<void>(resolve(place, until));
         return;
       } catch (const UnknownName& error) {
-        if (causes.find(error.what()) == std::string::npos) {
-          causes += (causes.empty() ? "" : "; ") + std::string(error.what());
-        }
+        add_cause(causes, error.what());
       } catch (const Error&) {  // the error may pass
         return;
       }
@@ -209,6 +207,12 @@ void await_name(const std::vector<HostPort>& places, const Until& until) {
     if (!soon.sleep(between_lookups) || until.over()) {
       throw UnknownName(ErrorKind::system, causes);
     }
+  }
+}
+
+void add_cause(std::string& causes, const std::string& cause) {
+  if (causes.find(cause) == std::string::npos) {
+    causes += (causes.empty() ? "" : "; ") + cause;
   }
 }
 

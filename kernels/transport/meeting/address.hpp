@@ -26,6 +26,9 @@ class UnknownName : public Error {
 // come late, throws it only when the time is up.
 void await_name(const std::vector<HostPort>& places, const Until& until);
 
+// Adds a cause to the causes in a message, unless it is there already: places often fail in the same way.
+void add_cause(std::string& causes, const std::string& cause);
+
 // Returns true in Kubernetes, where a pod has a name once it is placed.
 [[nodiscard]] bool names_may_come_late();
 

@@ -326,7 +326,7 @@ void TcpStore::connect(const Until& until) {
       if (!cause) {
         return;
       }
-      causes += (causes.empty() ? "" : "; ") + *cause;
+      add_cause(causes, *cause);
     }
     if (!until.sleep(pause)) {
       throw timeout_of("cannot reach " + name(), until, causes);
