@@ -155,7 +155,7 @@ def train_jax(fault: Fault) -> None:
     import gradientflow.jax
 
     comm = gf.init()
-    average = jax.jit(lambda x: gradientflow.jax.allreduce(x, comm))
+    average = jax.jit(lambda x: gradientflow.jax.allreduce(x, comm=comm))
     for step in range(STEPS):
         fault.batch(comm.rank, step)
         size = 101 if fault.now("shape", comm.rank, step) else 100

@@ -17,7 +17,7 @@ _DOORS = [door for door in DOORS if door != "numpy"]
 
 def diagnose(seed: int, door: str, folder: Path, start_command: Callable[..., Job]) -> str:
     fault = Fault.of(seed, door)
-    start_command(command(fault, seed), settings(folder, scaled(2)), timeout=60).finish()
+    start_command(command(fault, seed), settings(folder, scaled(3)), timeout=60).finish()
     return difference(fault, folder)
 
 
@@ -45,7 +45,7 @@ def test_reports_are_private_and_have_no_values(tmp_path: Path, start_command: C
     folder = tmp_path / "dump"
     fault = Fault.of(9, "numpy")
     assert fault.kind == "raise"
-    done = start_command(command(fault, 9), settings(folder, scaled(2)), timeout=60).finish()
+    done = start_command(command(fault, 9), settings(folder, scaled(3)), timeout=60).finish()
     assert f"gradientflow why {folder}" in done.stderr
     files = sorted(folder.glob("rank*.jsonl"))
     assert len(files) == fault.ranks
