@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import Finished, Job, python_command, write
+from jobs import Finished, Job, free_port, python_command, write
 
 from gradientflow.launch import module_command
 
@@ -43,11 +43,12 @@ def test_transformers(finish: Callable[..., Finished], tmp_path: Path) -> None:
 
 
 NOTEBOOK = f"""
-import runpy
+import runpy, sys
 from accelerate import notebook_launcher
+def train():
+    runpy.run_path({str(EXAMPLES / "train_accelerate.py")!r}, run_name="__main__")
 if __name__ == "__main__":
-    train = lambda: runpy.run_path({str(EXAMPLES / "train_accelerate.py")!r}, run_name="__main__")
-    notebook_launcher(train, num_processes=2, use_port="0")
+    notebook_launcher(train, num_processes=2, use_port=sys.argv[1])
 """
 ACCELERATE = [*PYTHON, "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1"]
 ACCELERATE += ["--main_process_port=0", "--mixed_precision=no", "--dynamo_backend=no"]
@@ -70,7 +71,7 @@ STARTS = {
 def test_examples(finish: Callable[..., Finished], tmp_path: Path, command: list[str], example: str) -> None:
     write(tmp_path / "hosts", "localhost slots=2\n")
     file = write(tmp_path / example, NOTEBOOK) if example == "notebook.py" else EXAMPLES / example
-    accuracy, _, rest = finish([*command, str(file)]).line("accuracy").partition(" ")
+    accuracy, _, rest = finish([*command, str(file), str(free_port())]).line("accuracy").partition(" ")
     assert rest == "on 2 ranks over gradientflow"
     assert float(accuracy) > 0.95
 
