@@ -196,7 +196,8 @@ def start(tmp_path: Path, place: dict[str, str]) -> Iterator[Callable[..., None]
         command = [sys.executable, str(program), how]
         if launcher:
             command = module_command("gradientflow.cli", [*launcher, "--", *command])
-        running.append(begin(command, {**place, **(env or {})}, 60))
+        log = {"GRADIENTFLOW_DUMP": str(tmp_path / "calls")}  # tests keep no calls otherwise
+        running.append(begin(command, {**place, **log, **(env or {})}, 120))
 
     yield begin_program
     for each in running:
