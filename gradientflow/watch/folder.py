@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+_RUNTIME = "XDG_RUNTIME_DIR"
 _SUFFIX = ".sock"
 _LONGEST = 107  # bytes of a socket's path
 _NEW_SECONDS = 5.0  # age of a file before which its process may not listen yet
@@ -50,7 +51,10 @@ def own_folder() -> Path | None:
 
 def sockets() -> Iterator[tuple[Path, SocketName]]:
     """Yield the sockets of this user's ranks on this machine, including left-over files of killed processes."""
-    for folder in dict.fromkeys([*_preferred(), *_usual()]):
+    folders = _preferred()
+    if not os.environ.get(_RUNTIME):  # as in a session of cron, or of a batch system
+        folders.append(Path(f"/run/user/{os.geteuid()}/gradientflow"))
+    for folder in folders:
         with contextlib.suppress(OSError):
             for path in sorted(folder.iterdir()) if _is_private(folder) else ():
                 if (name := SocketName.read(path.name)) is not None:
@@ -107,7 +111,7 @@ def _reachable(path: Path) -> Iterator[str]:
 
 
 def _preferred() -> list[Path]:
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/")
+    runtime = Path(os.environ.get(_RUNTIME) or "/")
     with contextlib.suppress(OSError):
         if runtime != Path("/") and runtime.stat().st_uid == os.geteuid():  # after sudo, it is another user's
             return [runtime / "gradientflow", *_temporary()]
@@ -115,16 +119,7 @@ def _preferred() -> list[Path]:
 
 
 def _temporary() -> list[Path]:
-    return [Path(tempfile.gettempdir(), _folder_name())]
-
-
-def _folder_name() -> str:
-    return f"gradientflow-watch-{os.geteuid()}"
-
-
-def _usual() -> list[Path]:
-    """Return folders of processes that were started with other variables, for example by a batch system."""
-    return [Path(f"/run/user/{os.geteuid()}/gradientflow"), Path(f"/tmp/{_folder_name()}")]
+    return [Path(tempfile.gettempdir(), f"gradientflow-watch-{os.geteuid()}")]
 
 
 def _is_private(folder: Path) -> bool:

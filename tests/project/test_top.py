@@ -12,6 +12,7 @@ import select
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,11 @@ KEYS_SHOWN = "q quit"
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Have all sockets in a folder of the test."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+    folders = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    for name, value in folders.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return folders
 
 
 def top(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     runtime = tmp_path / ("x" * 100)
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    monkeypatch.setattr(folders, "_usual", lambda: [])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return runtime / "gradientflow"
 
 
@@ -79,7 +80,6 @@ def test_only_their_user_reaches_sockets(serve: Callable[..., Server], monkeypat
 def test_a_folder_that_others_can_enter_is_not_used(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders.tempfile, "gettempdir", lambda: str(tmp_path))
     place.mkdir(mode=0o755)
     other = own_folder()
     assert other == tmp_path / f"gradientflow-watch-{os.geteuid()}"
