@@ -121,7 +121,7 @@ class Communicator:
         self._waits: set[Callable[[], None]] = set()  # called before closing; each waits for a user such as JAX
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()  # parts that are closed with this communicator
         _open.add(self)
-        if self.size > 1 and within is None and self._config.get("watch", "on") == "on":
+        if self.size > 1 and within is None and self._config["watch"] == "on":
             show(self)
         if self.rank == 0 and within is None:
             warn_of_unknown_variables()

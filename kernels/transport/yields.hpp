@@ -5,7 +5,8 @@
 
 namespace gradientflow::transport {
 
-class Yields {  // of one wait
+// Yields of one wait.
+class Yields {
  public:
   // Yields the core, and returns true; returns false if the wait is to sleep.
   bool next();

@@ -381,7 +381,10 @@ MAY_IMPORT_FRAMEWORKS = (
 
 # What reads values by running code: only of processes of one user, through files and sockets of that user.
 RUN_CODE = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
-MAY_RUN_CODE = ("gradientflow.launch.spawned", "gradientflow.launch.fork_server")
+MAY_RUN_CODE = (
+    *("gradientflow.launch.spawned", "gradientflow.launch.fork_server"),
+    "gradientflow.recorder.flight",  # writes for PyTorch's reader, and reads nothing
+)
 
 
 def python_modules(root: Path) -> dict[str, Path]:

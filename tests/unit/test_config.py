@@ -85,7 +85,18 @@ def test_fields_are_complete() -> None:
     assert len({field.name for field in found}) == len(found)
     for field in found:
         assert field.variable == f"GRADIENTFLOW_{field.name.upper()}"
-        assert field.unit in ("seconds", "bytes", "ranks", "count", "choice", "file", "library", "name", "list")
+        assert field.unit in (
+            "seconds",
+            "bytes",
+            "ranks",
+            "count",
+            "choice",
+            "file",
+            "folder",
+            "library",
+            "name",
+            "list",
+        )
         assert field.meaning.endswith(".")
     assert {field.name for field in found} == set(gf.Config())
 
@@ -127,6 +138,7 @@ GOOD: dict[str, list[tuple[object, str]]] = {
     "metrics": [("off", "off"), ("no", "off"), ("run.jsonl", "run.jsonl"),
                 ("a/b.jsonl,prometheus:9090,tensorboard:t/",) * 2,
                 ("prometheus:0.0.0.0:65535", "prometheus:0.0.0.0:65535")],
+    "dump": [("auto", "auto"), ("off", "off"), ("no", "off"), (False, "off"), ("/tmp/a b", "/tmp/a b")],
     "transport": [("auto", "auto"), ("mpi", "mpi"), ("tcp", "tcp")],
     "interface": [("auto", "auto"), ("eth1", "eth1"), ("^lo,eth1", "^lo,eth1"),
                   ("10.0.0.0/24", "10.0.0.0/24"), ("fd00::/64", "fd00::/64")],

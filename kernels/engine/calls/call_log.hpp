@@ -47,9 +47,9 @@ class CallLog {
     std::string name = {};          // purpose
     std::string identity = {};      // the same on all its ranks
     std::uint64_t job = 0;          // the same on all ranks of the job; 0 if unknown
-    int rank = 0;                   // in the communicator
+    int rank = 0;                   // rank in the communicator
     int size = 1;                   // number of ranks
-    int job_rank = 0;               // in the job
+    int job_rank = 0;               // rank in the job
     std::vector<int> members = {};  // ranks in the job, by rank; empty if unknown
   };
 
@@ -58,7 +58,7 @@ class CallLog {
     std::uint32_t sequence = 0;  // counts the collective calls of the communicator, from 1; 0: not collective
     int source = 0;
     CallForm form = CallForm::blocking;
-    transport::Signature signature = {};  // in send and receive, the root is the peer
+    transport::Signature signature = {};  // its root is the peer of send and receive
     std::int64_t began = 0;               // nanoseconds of CLOCK_MONOTONIC
     State state = State::under_way;
     CallSite site = {};
