@@ -114,7 +114,9 @@ def calls(comm: gf.Communicator) -> Iterator[Case]:
     yield Case("Communicator.span", lambda name: comm.span(name).__enter__(), {"name": Takes("a", ("text",))})
     world = MPI.COMM_WORLD
     yield Case("init", gf.init, {"comm": Takes(world, ("None",)), "config": Takes(None, ("None", "dict"))})
-    takes: dict[str, tuple[str, ...]] = dict.fromkeys(("timeline", "cuda_library", "nccl_library"), ("text", *NUMBERS))
+    takes: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("timeline", "dump", "cuda_library", "nccl_library"), ("text", *NUMBERS)
+    )
     takes["interface"] = ("text", *NUMBERS)
     takes["congestion"] = ("text", "nan", "infinity")
     takes["timeout"] = takes["host_timeout"] = ("float", "float32", "huge")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from faulty_runs import DOORS, Fault, command, difference, settings
-from jobs import Job
+from jobs import Job, outside_environment
 from pace import scaled
 
 _DOORS = [door for door in DOORS if door != "numpy"]
@@ -59,7 +59,7 @@ def test_reports_are_private_and_have_no_values(tmp_path: Path, start_command: C
 def test_off_records_nothing(tmp_path: Path) -> None:
     program = "import gradientflow as gf, gradientflow.recorder as r; gf.init().barrier(); print(r.calls())"
     for setting, recorded in (("off", 0), (str(tmp_path), 1)):
-        environment = {"GRADIENTFLOW_DUMP": setting, "PATH": ""}
+        environment = {**outside_environment(), "GRADIENTFLOW_DUMP": setting, "GRADIENTFLOW_TRANSPORT": "tcp"}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
         )

@@ -244,10 +244,10 @@ def test_where_nobody_serves() -> None:
             _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
     with pytest.raises(CommunicationTimeoutError, match=rf"127.0.0.1:{port} within 0.3 s: Connection refused"):
         _core.TcpStore(f"127.0.0.1:{port}", timeout=0.3)
-    places = f"nowhere.invalid:4000,nowhere.invalid:4001,127.0.0.1:{port}"
-    said = f"cannot reach the store at {places} within 0.3 s: the name nowhere.invalid is unknown here: [^;]*; 127.*$"
-    with pytest.raises(CommunicationTimeoutError, match=said):
-        _core.TcpStore(places, timeout=0.3)
+    places = "nowhere.invalid:4000,nowhere.invalid:4001"
+    with pytest.raises(CommunicationTimeoutError, match=rf"{places} within 3 s: the name nowhere.invalid ") as failure:
+        _core.TcpStore(places, timeout=3)
+    assert str(failure.value).count("is unknown here") <= 1  # the last lookup may have been cut off
 
 
 def test_a_port_in_use(served: Any) -> None:
