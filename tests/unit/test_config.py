@@ -186,7 +186,7 @@ BAD: dict[str, list[object]] = {
         "run.jsonl,",
         "run.jsonl,off",
     ],
-    "dump": ["", "on", True],
+    "dump": ["", "on", "yes"],
     "transport": ["TCP", "ucx", "", "tcp,mpi"],
     "interface": ["", " ", "eth0 eth1", "eth0\n", "^", "lo,", ",lo", "^^lo", "^auto", "auto,lo", "eth0,^lo"],
     "congestion": ["", "two words", "-1", "a" * 16],
