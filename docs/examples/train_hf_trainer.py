@@ -42,6 +42,7 @@ with tempfile.TemporaryDirectory() as folder:
         num_train_epochs=2,
         learning_rate=1e-2,
         save_strategy="no",
+        logging_steps=50,
         report_to=[],
         disable_tqdm=True,
         ddp_find_unused_parameters=False,

@@ -22,6 +22,7 @@ def test_trainer_with_a_strategy(start_command: Callable[..., Job]) -> None:
     run = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", *program])
     finished = start_command(run, {}, 100).finish()
     assert finished.returncode == 0, finished.output
+    assert "'gradientflow_residual_norm'" in finished.stdout
     accuracy, _, rest = finished.line("accuracy").partition(" ")
     assert rest == "on 2 ranks over gradientflow"
     assert float(accuracy) > 0.8

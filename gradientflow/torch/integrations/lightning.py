@@ -66,6 +66,10 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
             )
         self.optimizers = [wrap(self.optimizers[0], self.lightning_module, self._strategy, self._fused, _Optimizer)]
 
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the last step, for ``self.log_dict(self.trainer.strategy.metrics())`` in a module."""
+        return self._distributed.metrics()
+
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Return a block in which gradients accumulate without being averaged."""
         return self._distributed.no_sync()

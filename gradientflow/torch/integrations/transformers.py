@@ -70,6 +70,12 @@ class GradientFlowTrainer(Trainer):  # type: ignore[misc]
         with self._common_weights():
             return super().evaluation_loop(*args, **kwargs)
 
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the metrics of the last step beside the loss, in the Trainer's own loggers."""
+        if self._distributed is not None and "loss" in logs:
+            logs = {**logs, **self._distributed.metrics()}
+        super().log(logs, *args, **kwargs)
+
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the weights that are common to all ranks."""
         with self._common_weights():
