@@ -48,7 +48,7 @@ def _inside(text: str, prefix: str) -> str:
     text = re.sub(rf"\]\({prefix}", "](", text).replace(f'src="{prefix}', 'src="')
     for source, target in ROOT_PAGES.items():
         text = text.replace(f"]({source}", f"]({target}")
-    return re.sub(r"\[([^]]*)\]\((?:tests|bench|LICENSE|kernels|\.ci)[^)]*\)", r"\1", text)
+    return re.sub(r"\[([^]]*)\]\((?:LICENSE|(?:tests|bench|kernels|\.ci)/)[^)]*\)", r"\1", text)
 
 
 def _sections() -> dict[str, list[str]]:

@@ -39,7 +39,9 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def trained(name: str, strategy: DDPStrategy, epochs: int = 4, resume: str | None = None) -> tuple[bytes, Any]:
+def trained(
+    name: str, strategy: DDPStrategy, epochs: int = 4, resume: str | None = None, other: str | None = None
+) -> tuple[bytes, Any]:
     """Train, with accumulation, clipping, validation and checkpoints, which have no random state of Lightning."""
     seed_everything(0, verbose=False)
     x = torch.randn(96, 20)
@@ -65,6 +67,10 @@ def trained(name: str, strategy: DDPStrategy, epochs: int = 4, resume: str | Non
         trainer.save_checkpoint(FOLDER / name / "after.ckpt")
         trainer.validate(model, data, verbose=False)
         torch.testing.assert_close(trainer.callback_metrics["loss"], loss)  # sums of batches in another order
+    if other:
+        kept = torch.load(FOLDER / name / other, weights_only=False)["state_dict"]
+        trainer.validate(model, data, ckpt_path=FOLDER / name / other, verbose=False)
+        assert all(torch.equal(each, kept[key]) for key, each in model.state_dict().items())
     return b"".join(each.detach().numpy().tobytes() for each in model.parameters()), loss
 
 
@@ -82,6 +88,14 @@ def main() -> None:
             folder = strategy.partition("(")[0]
             expected = trained(folder, GradientFlowStrategy(strategy))
             assert trained(folder, GradientFlowStrategy(strategy), resume="epoch=1.ckpt") == expected, strategy
+        try:
+            raise FileNotFoundError  # an exception of the caller, not of the training
+        except FileNotFoundError:
+            own, _ = trained("rescue", GradientFlowStrategy("local_sgd(period=100)"), epochs=1)
+        trained("other", GradientFlowStrategy("local_sgd(period=3)"), epochs=2, other="epoch=0.ckpt")
+        both: list[Any] = [None, None]
+        dist.all_gather_object(both, own)
+        assert both == [own, own]
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         print("trained")
 

@@ -54,6 +54,38 @@ def trained(name: str, steps: int, strategy: str | None = None, resume: int | No
     return weights, trainer.evaluate()["eval_loss"]
 
 
+class Judge(GradientFlowTrainer):
+    """A Trainer for which the first of two checkpoints is the best."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return {**super().evaluate(*args, **kwargs), "eval_score": -float(self.state.global_step)}
+
+
+def check_uses_of_one_trainer() -> None:
+    """After training the best checkpoint counts; a second model gets the strategy; an earlier trainer stays usable."""
+    sizes = GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    options: dict[str, Any] = {"use_cpu": True, "max_steps": 4, "report_to": [], "disable_tqdm": True}
+    data: dict[str, Any] = {"train_dataset": sequences(60, 1), "eval_dataset": sequences(12, 2)}
+    best = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
+    settings = TrainingArguments(str(FOLDER / "best"), metric_for_best_model="eval_score", **best, **options)
+    trainer: Any = Judge(GPT2LMHeadModel(sizes), settings, **data, strategy="local_sgd(period=3)")
+    trainer.train()
+    trainer.save_model(str(FOLDER / "saved"))
+    dist.barrier()
+    kept = GPT2LMHeadModel.from_pretrained(FOLDER / "best" / "checkpoint-2").state_dict()
+    saved = GPT2LMHeadModel.from_pretrained(FOLDER / "saved").state_dict()
+    assert all(torch.equal(saved[name], each) for name, each in kept.items())
+    settings = TrainingArguments(str(FOLDER / "anew"), save_strategy="no", **options)
+    trainer = GradientFlowTrainer(model_init=lambda: GPT2LMHeadModel(sizes), args=settings, **data, strategy="dense")
+    for _ in range(2):
+        trainer.train()
+        assert type(trainer.model_wrapped) is GPT2LMHeadModel
+        assert type(trainer.optimizer.optimizer).__name__ == "DistributedOptimizer"
+    later = GradientFlowTrainer(trainer.model, settings, **data, strategy="dense")
+    later.train()
+    trainer.evaluate()
+
+
 dist.init_process_group("gloo")
 expected = trained("gloo", 8)
 # The communicator of a strategy meets through the store of any group.
@@ -72,5 +104,6 @@ for strategy, steps in strategies.items():
     losses: list[Any] = [None, None]
     dist.all_gather_object(losses, expected)
     assert losses == [expected, expected], strategy
+check_uses_of_one_trainer()
 dist.destroy_process_group()
 print("trained")

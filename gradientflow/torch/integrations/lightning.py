@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 
 from gradientflow.errors import ArgumentError
 from gradientflow.strategies import Strategy
@@ -27,8 +27,8 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
     validation, checkpoints and resuming work as with `DDPStrategy`.
 
     Beside each checkpoint ``NAME.ckpt`` lies a folder ``NAME.ckpt.gradientflow`` with the state of all ranks: the same
-    number of ranks resumes bit for bit. A checkpoint without the folder, as of `DDPStrategy`, is loaded as well; the
-    strategy begins then.
+    number of ranks resumes bit for bit. A checkpoint of `DDPStrategy` is loaded as well; the strategy begins then. One
+    of this strategy needs its folder: copy both. Hosts share the folder of the checkpoints.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
         self.optimizers = [wrap(self.optimizers[0], self.lightning_module, self._strategy, self._fused, _Optimizer)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the last step, for ``self.log_dict(self.trainer.strategy.metrics())`` in a module."""
-        return self._distributed.metrics()
+        """Return the metrics of the last step of a fit, for ``self.log_dict(self.trainer.strategy.metrics())`` in a module."""
+        return self._distributed.metrics() if self._is_fitting else {}
 
     def block_backward_sync(self) -> AbstractContextManager[None]:
         """Return a block in which gradients accumulate without being averaged."""
@@ -116,7 +116,7 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Leave the same weights on all ranks, unless there was an exception. Collective."""
-        if self.optimizers and sys.exc_info()[0] is None:
+        if self._is_fitting and not self.lightning_module.trainer.interrupted:
             self._distributed.finish()
         super().teardown()
 
@@ -125,7 +125,12 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
         return cast("DistributedOptimizer", self.optimizers[0])
 
     def _common_weights(self) -> AbstractContextManager[None]:
-        return self._distributed.common_weights() if self.optimizers else nullcontext()
+        return self._distributed.common_weights() if self._is_fitting else nullcontext()
+
+    @property
+    def _is_fitting(self) -> bool:
+        trainer = self.lightning_module and self.lightning_module._trainer
+        return bool(self.optimizers and trainer and trainer.state.fn == TrainerFn.FITTING)
 
 
 class _Optimizer(DistributedOptimizer):
@@ -140,7 +145,8 @@ class _Optimizer(DistributedOptimizer):
 
 
 def _folder(checkpoint: str | os.PathLike[str]) -> str:
-    return f"{os.fspath(checkpoint)}.gradientflow"
+    path = os.fspath(checkpoint)
+    return f"{os.path.realpath(path) if os.path.islink(path) else path}.gradientflow"
 
 
 __all__ = ["GradientFlowStrategy"]

@@ -13,7 +13,8 @@ from gradientflow.torch.optimizer import DistributedOptimizer
 
 def save(model: torch.nn.Module, optimizer: DistributedOptimizer, folder: str | os.PathLike[str]) -> None:
     """Save the state. Collective. All ranks write to the folder, which all hosts share."""
-    checkpoint.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder)
+    state = get_optimizer_state_dict(model, optimizer)
+    checkpoint.save({"optimizer": state}, storage_writer=checkpoint.FileSystemWriter(folder, overwrite=True))
 
 
 def load(model: torch.nn.Module, optimizer: DistributedOptimizer, folder: str | os.PathLike[str]) -> None:

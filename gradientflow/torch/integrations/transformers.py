@@ -14,7 +14,7 @@ from gradientflow.strategies import Strategy
 from gradientflow.torch.optimizer import DistributedOptimizer
 
 from . import saved_state
-from .wrapping import wrap
+from .wrapping import close, is_current, wrap
 
 _FOLDER = "gradientflow"  # inside a checkpoint
 
@@ -27,14 +27,14 @@ class GradientFlowTrainer(Trainer):  # type: ignore[misc]
     Trainer, inherit from both: ``class MyTrainer(GradientFlowTrainer, SFTTrainer)``.
 
     Each checkpoint has a folder "gradientflow" with the state of all ranks: the same number of ranks resumes bit for
-    bit. A checkpoint without the folder, as of a plain Trainer, is loaded as well; the strategy begins then.
+    bit. A checkpoint of a plain Trainer is loaded as well; the strategy begins then. Hosts share the checkpoints' folder.
 
     Parameters
     ----------
     *args, **kwargs
         As of `transformers.Trainer`.
     strategy : gradientflow.strategies.Strategy or str
-        The gradients to send, and when, such as ``"csc(density=0.1)"``.
+        The gradients to send, and when, such as ``"lags(ratio=100)"``; not all take AdamW.
     fused : bool, optional
         As of `gradientflow.torch.DistributedOptimizer`.
 
@@ -51,13 +51,22 @@ class GradientFlowTrainer(Trainer):  # type: ignore[misc]
         self._strategy = strategy
         self._fused = fused
         self._distributed: DistributedOptimizer | None = None
+        self._has_common_weights = True  # False while ranks may have weights of their own
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Any:
         """Create the optimizer, wrap it, and have the model prepared without DistributedDataParallel. Collective."""
         optimizer = super().create_optimizer(model)
-        if self._distributed is not None:
-            return optimizer
+        self._has_common_weights = False
+        former = self._distributed
+        if former is not None:
+            is_wrapped = getattr(optimizer, "optimizer", None) is former
+            if is_wrapped and is_current(former, self.model):
+                return optimizer
+            if is_wrapped:  # another trainer has trained this model since
+                self.optimizer = optimizer = former._inner
+            else:  # model_init has made another model
+                close(former)
         # The Trainer prepares both next. Accelerate returns what is prepared already: this model, which has no DDP.
         self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         self._distributed = wrapped = wrap(optimizer, self.model, self._strategy, self._fused)
@@ -82,11 +91,14 @@ class GradientFlowTrainer(Trainer):  # type: ignore[misc]
             super().save_model(*args, **kwargs)
 
     def _common_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._distributed is None else self._distributed.common_weights()
+        if self._distributed is None or self._has_common_weights:
+            return nullcontext()
+        return self._distributed.common_weights()
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         assert self._distributed is not None
         self._distributed.finish()
+        self._has_common_weights = True  # from here on the model's own, which may be the best checkpoint's
         return super()._finalize_training(*args, **kwargs)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:

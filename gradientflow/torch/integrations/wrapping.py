@@ -32,15 +32,24 @@ def wrap(
     Previous trainers may have wrapped an optimizer of this model, which is closed here: they may save it until then.
     """
     if model in _wrapped:
-        previous = _wrapped.pop(model)
-        previous.close()
-        previous.comm.close()
+        close(_wrapped.pop(model))
     wrapped = kind(optimizer, model, _communicator(), strategy=strategy, fused=fused)
     _wrapped[model] = wrapped
     explanation = wrapped.explain()
     if wrapped.comm.rank == 0:
         logger.info("%s", explanation)
     return wrapped
+
+
+def is_current(wrapped: DistributedOptimizer, model: torch.nn.Module) -> bool:
+    """Tell whether no other trainer has wrapped an optimizer of the model since."""
+    return _wrapped.get(model) is wrapped
+
+
+def close(wrapped: DistributedOptimizer) -> None:
+    """Close an optimizer and its communicator. Closing twice is harmless. Collective."""
+    wrapped.close()
+    wrapped.comm.close()
 
 
 def _communicator() -> Communicator:
