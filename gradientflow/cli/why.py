@@ -59,9 +59,12 @@ def _read(dumps: Sequence[str]) -> list[Report]:
             lines: list[JsonObject] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except (OSError, ValueError) as error:
             raise ArgumentError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if not lines or lines[0].get("gradientflow") != "calls":
+        if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("gradientflow") != "calls":
             raise ArgumentError(f"{file} is not a report of a rank's calls")
-        reports.append(Report.of(lines))
+        try:
+            reports.append(Report.of(lines))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(f"{file} is damaged: {error!r}") from error
     if not reports:
         raise ArgumentError(f"there is no report of a rank in {', '.join(dumps)}")
     return reports

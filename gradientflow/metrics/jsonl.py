@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -35,8 +36,9 @@ class JsonLines:
             raise ArgumentError(f"GRADIENTFLOW_METRICS: {self._path} cannot be written: {error}") from error
 
     def write(self, source: Source, values: Values) -> None:
-        """Write a line."""
-        line = {"time": time.time(), "rank": source.rank, "kind": source.kind, "source": source.name, **values}
+        """Write a line, with null for values that are not finite."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = {"time": time.time(), "rank": source.rank, "kind": source.kind, "source": source.name, **finite}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 

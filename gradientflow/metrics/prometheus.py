@@ -17,6 +17,7 @@ from typing import Any
 from gradientflow.agreement import gather
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.quiet_thread import signals_blocked
 
 from .names import METRICS
 from .registry import Source, Values
@@ -81,9 +82,10 @@ class Prometheus:
             collector: Any = _Collector(folder, core)
             registry.register(collector)
             try:
-                self._server, _ = prometheus_client.start_http_server(
-                    int(port), address.strip("[]") or "127.0.0.1", registry
-                )
+                with signals_blocked():
+                    self._server, _ = prometheus_client.start_http_server(
+                        int(port), address.strip("[]") or "127.0.0.1", registry
+                    )
             except OSError as error:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise ArgumentError(f"GRADIENTFLOW_METRICS: {name} cannot be served: {error}") from error

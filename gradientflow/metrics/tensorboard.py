@@ -41,7 +41,8 @@ class TensorBoard:
 
     def write(self, source: Source, values: Values) -> None:
         """Add a point to each curve, at the number of the step."""
-        step = int(values.get("gradientflow_steps_total", values.get("gradientflow_calls_total", 0)))
+        counters = ("gradientflow_steps_total", "gradientflow_calls_total", "gradientflow_pushes_total")
+        step = int(next((values[name] for name in counters if name in values), 0))
         for name, value in values.items():
             self._writer.add_scalar(f"{source.name}/{name}", value, step)
         self._writer.flush()

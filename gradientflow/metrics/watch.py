@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gradientflow.communicator import Communicator
+from gradientflow.errors import GradientFlowError
 
 from .registry import Source, Values, register, source_of, unregister
 
@@ -35,11 +37,14 @@ class Watched:
         `renew` is called before, if metrics are written: it renews those that take a pass over memory.
         """
         source: Source | None = source_of(self._key)
-        if source is not None and self._writer is not None:
-            if renew is not None:
-                renew()
-            self._writer.write([source])
-        unregister(self._key)
+        try:
+            if source is not None and self._writer is not None:
+                if renew is not None:
+                    with suppress(GradientFlowError):  # within an iteration, or on a broken communicator
+                        renew()
+                self._writer.write([source])
+        finally:
+            unregister(self._key)
 
 
 def watch(

@@ -14,6 +14,7 @@ from typing import Protocol
 from gradientflow.agreement import failing_together
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
+from gradientflow.quiet_thread import signals_blocked
 
 from .jsonl import JsonLines
 from .prometheus import Prometheus, own_folder, shared_folder
@@ -52,7 +53,8 @@ class Writer:
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._process = os.getpid()
-        threading.Thread(target=self._run, name="gradientflow metrics", daemon=True).start()
+        with signals_blocked():
+            threading.Thread(target=self._run, name="gradientflow metrics", daemon=True).start()
         atexit.register(self.close)
 
     @property
@@ -69,7 +71,7 @@ class Writer:
         with self._lock:
             for source in found:
                 values = source.metrics()
-                if values != self._written.get(source.name):
+                if repr(values) != repr(self._written.get(source.name)):  # NaN equals itself there
                     self._written[source.name] = values
                     self._places = [place for place in self._places if _has_written(place, source, values)]
 
@@ -128,8 +130,13 @@ def writer_of(setting: str, rank: int, here: Communicator | None) -> Writer:
                 places.append(_place(name, rank, folder, serves))
     else:
         folder, serves = shared_folder(here) if needs_folder else (Path(), False)
-        with failing_together(here):
-            places += [_place(name, rank, folder, serves) for name in names]
+        try:
+            with failing_together(here):
+                places.extend(_place(name, rank, folder, serves) for name in names)  # one by one
+        except BaseException:
+            for place in places:
+                place.close()
+            raise
     _writers[setting] = Writer(places)
     return _writers[setting]
 

@@ -187,7 +187,10 @@ class _Job:
         for sequence in sorted(calls):
             if _any_unfinished(calls[sequence]) and len({call["text"] for call in calls[sequence].values()}) > 1:
                 return self._differing(identity, calls, sequence)
-        waiting = max(sequence for sequence, of_ranks in calls.items() if _any_unfinished(of_ranks))
+        unfinished = [sequence for sequence, of_ranks in calls.items() if _any_unfinished(of_ranks)]
+        if not unfinished:  # a wait that was given up, and made again
+            return None
+        waiting = max(unfinished)
         while waiting - 1 in calls and _any_unfinished(calls[waiting - 1]):
             waiting -= 1
         members = self.members(identity)
@@ -212,7 +215,7 @@ class _Job:
         size = of_it[0][1]["size"] if of_it else 0
         if size == self.size:
             return list(range(size))
-        return sorted(known.values())
+        return [known[rank] for rank in sorted(known)]
 
     def _differing(self, identity: str, calls: dict[int, dict[int, JsonObject]], sequence: int) -> Diagnosis:
         """Return the verdict about a call that ranks made differently."""
@@ -284,11 +287,16 @@ class _Job:
     def waiting_for_message(self) -> list[tuple[int, int]]:
         """Return (rank, peer) of each message that has not ended."""
         return [
-            (report.rank, int(call["peer"]))
+            (report.rank, self._in_job(call))
             for report in self.reports.values()
             for call in report.calls
             if call["state"] != "ended" and call["kind"] in ("send", "receive")
         ]
+
+    def _in_job(self, message: JsonObject) -> int:
+        """Return the job's rank of the peer of a message."""
+        members, peer = self.members(message["communicator"]), int(message["peer"])
+        return members[peer] if 0 <= peer < len(members) else peer
 
     def lost(self) -> dict[int, str]:
         """Return the ranks that errors name as missing, each with its fate: died, left or silent."""

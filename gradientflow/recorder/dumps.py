@@ -26,13 +26,15 @@ from gradientflow import launcher_variables
 from gradientflow._location import core
 from gradientflow.annotations import JsonObject
 from gradientflow.errors import CommunicationError, GradientFlowError, MismatchError
+from gradientflow.quiet_thread import signals_blocked
 
 from . import entries as recorded
 from .flight import write_flight_recording
+from .private_file import write_privately
 
 _KEPT_JOBS = 20  # in the folder for temporary files
-_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-_RANK_VARIABLES = {table["RANK"] for table in (launcher_variables.TORCHRUN, *launcher_variables.MPI)}
+_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
+_RANK_VARIABLES = ("GRADIENTFLOW_RANK", *(t["RANK"] for t in (launcher_variables.TORCHRUN, *launcher_variables.MPI)))
 
 
 def start(setting: str, size: int) -> None:
@@ -41,7 +43,7 @@ def start(setting: str, size: int) -> None:
     if setting == "off":
         return
     core.recorder.find_users_code_by(recorded.is_users)
-    if size > 1 and _recorder is None:
+    if size > 1 and (_recorder is None or not _recorder.is_of_this_process):
         _recorder = _Recorder(setting)
 
 
@@ -72,9 +74,15 @@ class _Recorder:
         self._hook, sys.excepthook = sys.excepthook, self._on_exception
         waker = os.eventfd(0, os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
         if waker >= 0 and core.recorder.wake_at_end(waker):
-            threading.Thread(
-                target=self._wait_for_end, args=(waker,), name="gradientflow recorder", daemon=True
-            ).start()
+            with signals_blocked():
+                threading.Thread(
+                    target=self._wait_for_end, args=(waker,), name="gradientflow recorder", daemon=True
+                ).start()
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a fork."""
+        return self._process == os.getpid()
 
     def write(
         self,
@@ -85,7 +93,7 @@ class _Recorder:
     ) -> Path | None:
         """Write this rank's file; return the folder, or None if there is none."""
         report = _report(reason, text, stack, exception)
-        if self._process != os.getpid() or report[0]["size"] < 2:
+        if not self.is_of_this_process or report[0]["size"] < 2:
             return None
         with suppress(OSError):
             folder = self._folder(report[0]["job"])
@@ -108,7 +116,7 @@ class _Recorder:
             raise PermissionError(root)
         folder = root / job
         if not folder.exists():
-            jobs = sorted(root.iterdir(), key=lambda each: each.stat().st_mtime)
+            jobs = sorted(root.iterdir(), key=_time_of_change)
             for former in jobs[: 1 - _KEPT_JOBS]:
                 shutil.rmtree(former, ignore_errors=True)
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -120,7 +128,9 @@ class _Recorder:
             is_new, self._next = time.monotonic() >= self._next, time.monotonic() + 1.0
         else:
             is_new, self._breaks = core.recorder.breaks() > self._breaks, core.recorder.breaks()
-        folder = self.write(kind, text) if is_new else None
+        folder = None
+        with suppress(Exception):  # the error itself counts
+            folder = self.write(kind, text) if is_new else None
         return text if folder is None else f"{text}; `gradientflow why {folder}` tells more"
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -184,7 +194,7 @@ def _job_name(number: int) -> str:
     """Return a name that the ranks of a job on this host share, and no other job has."""
     if number:
         return f"{number:08x}"
-    names = [os.environ.get(name, "") for name in _JOB_VARIABLES] + [str(os.getppid())]
+    names = [name for each in _JOB_VARIABLES if (name := os.environ.get(each))] or [str(os.getppid())]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
 
 
@@ -199,13 +209,19 @@ def _states_of_ranks() -> dict[str, str]:
                     for entry in Path(f"/proc/{process}/environ").read_text().split("\0")
                     if "=" in entry
                 )
-                rank = next(variables[name] for name in _RANK_VARIABLES if name in variables)
-                states[rank] = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                rank = next((variables[name] for name in _RANK_VARIABLES if name in variables), None)
+                if rank is not None:
+                    states[rank] = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return states
 
 
 def _write(path: Path, report: list[JsonObject]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in report)
-    os.replace(draft, path)
+    write_privately(path, "".join(json.dumps(line) + "\n" for line in report).encode())
+
+
+def _time_of_change(path: Path) -> float:
+    """Return the time of the last change; 0 if another rank has removed the folder."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

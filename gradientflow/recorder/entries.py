@@ -13,14 +13,22 @@ from typing import Any
 from gradientflow._location import PACKAGE, core
 from gradientflow.annotations import JsonObject
 
+POOL = ".pool"  # end of the identity of a communicator's pools
+
+_OURS = tuple({str(PACKAGE) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep})  # with and without links
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = f"-packages{os.sep}"
 _FRAMEWORKS = tuple(f"{_PACKAGES}{name}{os.sep}" for name in ("torch", "jax", "jaxlib", "numpy"))
 
 
+def is_ours(file: str) -> bool:
+    """Tell whether code of this file belongs to this package."""
+    return file.startswith(_OURS)
+
+
 def is_users(file: str) -> bool:
     """Tell whether code of this file belongs to the user's program: not to this package, Python, PyTorch or JAX."""
-    if file.startswith((str(PACKAGE) + os.sep, "<frozen ")) or any(part in file for part in _FRAMEWORKS):
+    if is_ours(file) or file.startswith("<frozen ") or any(part in file for part in _FRAMEWORKS):
         return False
     return _PACKAGES in file or not file.startswith(_LIBRARY)
 
@@ -42,7 +50,8 @@ def calls(last: int = 1000) -> list[JsonObject]:
     """
     now = time.monotonic()
     sources = {source["number"]: source for source in core.recorder.sources()}
-    return [_described(entry, sources.get(entry["source"]), now) for entry in core.recorder.entries()[-last:]]
+    kept = core.recorder.entries()
+    return [_described(entry, sources.get(entry["source"]), now) for entry in kept[max(0, len(kept) - last) :]]
 
 
 def pending() -> list[JsonObject]:
@@ -51,12 +60,18 @@ def pending() -> list[JsonObject]:
 
 
 def communicators() -> list[JsonObject]:
-    """Return the communicators of this process: identity, name, rank, size, and the members' ranks in the job."""
+    """Return the communicators of this process, each also for its pools: identity, name, place, and members."""
     return [
-        {"communicator": source["identity"], **{key: source[key] for key in ("name", "rank", "size", "members", "job")}}
-        | {"job_rank": source["job_rank"]}
+        {"communicator": source["identity"] + part, **{key: source[key] for key in keys}}
+        for keys in (("name", "rank", "size", "members", "job", "job_rank"),)
         for source in core.recorder.sources()
+        for part in ("", POOL)
     ]
+
+
+def identity(entry: JsonObject, source: JsonObject) -> str:
+    """Return the name of the sequence that counts a call: its communicator, or the iterations of pools there."""
+    return str(source["identity"]) + POOL * (entry["form"] in ("ready", "wait"))
 
 
 def stack(frame: FrameType | None) -> list[JsonObject]:
@@ -94,7 +109,7 @@ def place(code: CodeType | None, line: int | None) -> JsonObject:
 def _described(entry: dict[str, Any], source: dict[str, Any] | None, now: float) -> JsonObject:
     return {
         "call": entry["number"],
-        "communicator": source["identity"] if source else None,
+        "communicator": identity(entry, source) if source else None,
         **{key: entry[key] for key in ("sequence", "form", "kind", "text", "dtype", "count", "op", "peer", "state")},
         "seconds": round(now - entry["began"], 3),
         **place(entry["code"], entry["line"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 from gradientflow.annotations import JsonObject
+
+from .entries import POOL
+from .private_file import write_privately
 
 _VERSION = "2.10"
 _NAMES = {
@@ -49,11 +51,11 @@ def write_flight_recording(path: Path, report: list[JsonObject]) -> None:
             "ranks": str(each["members"] or list(range(each["size"]))),
         }
         for each in head["communicators"]
-        if each["size"] > 1
+        if each["size"] > 1 and not each["communicator"].endswith(POOL)
     }
     entries = [_entry(line, groups) for line in lines if line.get("communicator") in groups and line["kind"] in _NAMES]
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump({"version": _VERSION, "pg_config": groups, "pg_status": {}, "entries": entries}, file)
+    content = {"version": _VERSION, "pg_config": groups, "pg_status": {}, "entries": entries}
+    write_privately(path, pickle.dumps(content))
 
 
 def _entry(line: JsonObject, groups: dict[str, JsonObject]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Meter:
             if len(self._ring) < WINDOW:
                 self._ring.append(row)
             else:
-                self._ring[self._steps % WINDOW] = row
+                self._ring[(self._steps - 1) % WINDOW] = row  # the first step has none
         self._steps += 1
         self._ended, self._sent, self._busy, self.waited = now, sent, None, 0.0
 
@@ -89,7 +89,7 @@ class Meter:
             found["gradientflow_sent_bytes_total"] = self._sent
         found |= self.details
         if rows:
-            seconds, waited, sent, busy = rows[(steps - 1) % WINDOW if len(rows) == WINDOW else -1]
+            seconds, waited, sent, busy = rows[(steps - 2) % WINDOW if len(rows) == WINDOW else -1]
             found |= {
                 "gradientflow_step_seconds": seconds,
                 "gradientflow_mean_step_seconds": sum(row[0] for row in rows) / len(rows),

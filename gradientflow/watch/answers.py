@@ -11,8 +11,8 @@ import time
 import traceback
 from pathlib import Path
 
-from gradientflow import _location
 from gradientflow.annotations import JsonObject
+from gradientflow.recorder.entries import is_ours
 
 from . import facts
 from .communicators import Communicators
@@ -70,7 +70,7 @@ def stacks() -> list[JsonObject]:
                     "line": each.lineno,
                     "function": each.name,
                     "code": each.line,
-                    "is_ours": each.filename.startswith(f"{_location.PACKAGE}{os.sep}"),
+                    "is_ours": is_ours(each.filename),
                 }
                 for each in traceback.extract_stack(frame)
             ],

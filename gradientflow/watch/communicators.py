@@ -30,6 +30,7 @@ class Communicators:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._all: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._place = (0, 0)
 
     @property
     def age(self) -> float:
@@ -47,9 +48,11 @@ class Communicators:
             return [each for each in self._all if not each.closed]
 
     def place(self) -> tuple[int, int]:
-        """Return rank and size of the open communicator with most ranks; twice 0 without any."""
+        """Return rank and size of the open communicator with most ranks; without any, of the last one before."""
         found = max(self.open(), key=lambda each: each.size, default=None)
-        return (0, 0) if found is None else (found.rank, found.size)
+        if found is not None:
+            self._place = found.rank, found.size
+        return self._place
 
     def bytes_sent(self) -> int | None:
         """Return the bytes that open communicators have sent; None if some are not counted."""

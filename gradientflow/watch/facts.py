@@ -41,7 +41,7 @@ def calls() -> list[JsonObject]:
         if source is None or not (entry["sequence"] or (is_message and under_way)):
             continue
         call = {
-            "on": source["identity"],
+            "on": (on := recorder.entries.identity(entry, source)),
             "sequence": entry["sequence"],
             "members": source["members"],
             "peer": _peer(source, entry["peer"]) if is_message else None,
@@ -49,7 +49,7 @@ def calls() -> list[JsonObject]:
             "line": _line(entry),
             "seconds": now - entry["began"] if under_way else None,
         }
-        found[entry["number"] if under_way else source["identity"]] = call
+        found[entry["number"] if under_way else on] = call
     return list(found.values())
 
 

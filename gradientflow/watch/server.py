@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from gradientflow.quiet_thread import signals_blocked
+
 from .folder import connect, listen
 
 _SECONDS = 2.0  # time that a client has to ask, and to read the answer
@@ -35,7 +37,8 @@ class Server:
         self._answer = answer
         self._pause = pause
         self._socket = listen(path)
-        threading.Thread(target=self._serve, name="gradientflow watch", daemon=True).start()
+        with signals_blocked():
+            threading.Thread(target=self._serve, name="gradientflow watch", daemon=True).start()
 
     def rename(self, name: str) -> None:
         """Give the file another name, in the same folder."""

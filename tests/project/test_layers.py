@@ -140,6 +140,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.mpi_library": {"gradientflow.errors", "gradientflow._location", "gradientflow.mpi_start"},
     "gradientflow._fast_paths": set(),
     "gradientflow.waits": set(),
+    "gradientflow.quiet_thread": set(),
     "gradientflow.whole_file": set(),
     "gradientflow.trust": {"gradientflow._location"},
     "gradientflow.settings_file": {
@@ -149,6 +150,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.whole_file",
     },
     "gradientflow.recorder": {
+        "gradientflow.quiet_thread",
         "gradientflow._location",
         "gradientflow.annotations",
         "gradientflow.errors",
@@ -166,6 +168,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.metrics.names": set(),  # with the registry, below what registers its metrics
     "gradientflow.metrics.registry": set(),
     "gradientflow.watch": {
+        "gradientflow.quiet_thread",
         "gradientflow.errors",
         "gradientflow._location",
         "gradientflow.annotations",
@@ -198,7 +201,9 @@ PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
 }
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
 METRICS = {"gradientflow.metrics.names", "gradientflow.metrics.registry"}
-PYTHON_LAYERS["gradientflow.metrics"] = PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement", *METRICS}
+PYTHON_LAYERS["gradientflow.metrics"] = (
+    PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement", "gradientflow.quiet_thread"} | METRICS
+)
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",
     "gradientflow._location",

@@ -67,7 +67,10 @@ class GradientFlowStrategy(DDPStrategy):  # type: ignore[misc]
         self.optimizers = [wrap(self.optimizers[0], self.lightning_module, self._strategy, self._fused, _Optimizer)]
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the last step of a fit, for ``self.log_dict(self.trainer.strategy.metrics())`` in a module."""
+        """Return the metrics of the last step of a fit.
+
+        In a module: ``self.log_dict(self.trainer.strategy.metrics())``.
+        """
         return self._distributed.metrics() if self._is_fitting else {}
 
     def block_backward_sync(self) -> AbstractContextManager[None]:

@@ -27,7 +27,8 @@ class GradientFlowTrainer(Trainer):  # type: ignore[misc]
     Trainer, inherit from both: ``class MyTrainer(GradientFlowTrainer, SFTTrainer)``.
 
     Each checkpoint has a folder "gradientflow" with the state of all ranks: the same number of ranks resumes bit for
-    bit. A checkpoint of a plain Trainer is loaded as well; the strategy begins then. Hosts share the checkpoints' folder.
+    bit. A checkpoint of a plain Trainer is loaded as well; the strategy begins then. Hosts share the folder of
+    checkpoints.
 
     Parameters
     ----------
