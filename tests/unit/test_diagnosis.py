@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jobs import outside_environment
 
 from gradientflow.annotations import JsonObject
 from gradientflow.recorder.diagnosis import Diagnosis, Report, diagnose, latest_job
+from gradientflow.recorder.private_file import write_privately
 
 WORLD = "1"
 
@@ -166,3 +171,37 @@ def test_only_the_latest_job_counts() -> None:
     new.head["job"] = "b"
     assert latest_job([old, new]) == [new]
     assert diagnose([new]).kind == "unknown"
+
+
+def test_a_wait_that_was_given_up_and_made_again_is_no_difference() -> None:
+    calls = [call(1, Site(3, "wait 5 float32"), "failed"), {**call(1, Site(3, "wait 5 float32")), "call": 2}]
+    assert diagnose([report(0, 2, calls), report(1, 2, [calls[1]])]).sentence
+
+
+def test_the_peer_of_a_message_is_named_by_its_rank_in_the_job() -> None:
+    message = {**call(1, Site(7, "receive 5 float32"), "failed"), "communicator": "part", "sequence": 0, "peer": 0}
+    waiting = report(0, 3, [message])
+    part = {"communicator": "part", "name": "split", "rank": 1, "size": 2, "members": [2, 0]}
+    waiting.head["communicators"].append(part)
+    assert "2" in diagnose([waiting, report(1, 3, []), report(2, 3, [])]).sentence.split(";")[0]
+
+
+def test_reports_follow_no_links(tmp_path: Path) -> None:
+    """They replace a link that waits for them, and what it points to stays as it was."""
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "rank0.jsonl").symlink_to("victim")
+    write_privately(tmp_path / "rank0.jsonl", b"calls")
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "rank0.jsonl").read_bytes() == b"calls"
+    assert (tmp_path / "rank0.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_processes_beside_the_ranks_do_not_hinder_a_report() -> None:
+    """A child of this process that is no rank stands beside the one that asks."""
+    program = "from gradientflow.recorder import dumps; print(dumps._states_of_ranks())"
+    with subprocess.Popen(["sleep", "60"]) as sibling:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=outside_environment()
+        )
+        sibling.kill()
+    assert (done.stdout, done.stderr) == ("{}\n", "")

@@ -15,7 +15,7 @@ import pytest
 
 from gradientflow.errors import ArgumentError
 from gradientflow.metrics import METRICS, Metric, registry, sources
-from gradientflow.metrics.jsonl import file_of_rank
+from gradientflow.metrics.jsonl import JsonLines, file_of_rank
 from gradientflow.metrics.prometheus import Prometheus
 from gradientflow.metrics.tensorboard import TensorBoard
 from gradientflow.pools.base import RangeReport
@@ -67,16 +67,17 @@ def test_sources_live_as_long_as_their_owners() -> None:
     assert not sources()
 
 
-def test_a_meter_keeps_the_last_hundred_steps() -> None:
+@pytest.mark.parametrize("steps", [102, 250])
+def test_a_meter_keeps_the_last_hundred_steps(steps: int) -> None:
     meter = Meter()
-    for step in range(250):
+    for step in range(steps):
         meter.exchanged(meter.waited_from, [100 / 3, 100.0, 50.0] if step else None)
         meter.waited = float(step)
         meter.stepped(10 * step)
     found = meter.values()
-    assert found["gradientflow_steps_total"] == 250
-    assert found["gradientflow_exposed_seconds"] == 249
-    assert found["gradientflow_mean_exposed_seconds"] == np.mean(range(150, 250))
+    assert found["gradientflow_steps_total"] == steps
+    assert found["gradientflow_exposed_seconds"] == steps - 1
+    assert found["gradientflow_mean_exposed_seconds"] == np.mean(range(steps - 100, steps))
     assert found["gradientflow_step_sent_bytes"] == found["gradientflow_mean_step_sent_bytes"] == 10
     assert found["gradientflow_last_rank"] == 1
     assert np.isclose(found["gradientflow_last_rank_lag_seconds"], 1.75)
@@ -107,6 +108,14 @@ def test_figures_of_ranges() -> None:
 )
 def test_files_of_ranks(name: str, path: str) -> None:
     assert file_of_rank(name, 3) == Path(path)
+
+
+def test_lines_are_json_when_a_value_is_not_finite(tmp_path: Path) -> None:
+    lines = JsonLines(str(tmp_path / "run.jsonl"), 0)
+    lines.write(registry.Source("training", "one", 0, dict), {"gradientflow_gradient_norm": float("nan")})
+    lines.close()
+    text = (tmp_path / "run.rank0.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["gradientflow_gradient_norm"] is None
 
 
 @pytest.mark.parametrize(
