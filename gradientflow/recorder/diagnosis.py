@@ -368,11 +368,13 @@ class _Job:
             each for each in self.reports.values() if each.rank not in missing and any(c is here for c in each.calls)
         )
         is_new, is_new_there = self._is_new(report, call), self._is_new(waiting, here)
-        if is_new == is_new_there:
-            return None
+        if is_new == is_new_there:  # then the usual order of the two counts
+            is_new = (_kind_and_site(here), _kind_and_site(call)) in self._transitions
+            if is_new == ((_kind_and_site(call), _kind_and_site(here)) in self._transitions):
+                return None
         rank, its, other = (report.rank, call, here) if is_new else (waiting.rank, here, call)
         waits = f"{ranks_text(set(range(self.size)) - {rank})} called {_call_text(other)}"
-        if (_site(other), _site(its)) in self._transitions:
+        if (_kind_and_site(other), _kind_and_site(its)) in self._transitions:
             sentence = (
                 f"Rank {rank} left out the call of {place_text(other)}: it called {_call_text(its)}, where {waits}."
             )
@@ -382,15 +384,18 @@ class _Job:
 
     def _is_new(self, report: Report, call: JsonObject) -> bool:
         """Tell whether no rank has made a call of this place after one of the place before."""
-        before = [each for each in report.calls if each["call"] < call["call"] and each["file"]]
-        return bool(before) and (_site(before[-1]), _site(call)) not in self._transitions
+        before = [
+            each for each in report.calls if each["call"] < call["call"] and each["file"] and each["sequence"] > 0
+        ]
+        return bool(before) and (_kind_and_site(before[-1]), _kind_and_site(call)) not in self._transitions
 
     @cached_property
     def _transitions(self) -> set[tuple[object, object]]:
-        """Places of calls that followed each other on a rank, before the calls that have not ended."""
+        """Kinds and places of collective calls that followed each other on a rank, before those that have not ended."""
         found: set[tuple[object, object]] = set()
         for report in self.reports.values():
-            ended = [_site(call) for call in report.calls if call["state"] == "ended" and call["file"]]
+            made = [call for call in report.calls if call["sequence"] > 0 and call["file"]]
+            ended = [_kind_and_site(call) for call in made if call["state"] == "ended"]
             found.update(pairwise(ended))
         return found
 
@@ -423,6 +428,10 @@ class _History:
         before = self._calls.get(self._sequence - 1, {}).get(rank)
         is_new = (_site(call), call["text"]) not in self._texts
         return is_new + (before is not None and not self.follows(_site(before), _site(call)))
+
+
+def _kind_and_site(call: JsonObject) -> object:
+    return call["kind"], _site(call)
 
 
 def _any_unfinished(of_ranks: dict[int, JsonObject]) -> bool:

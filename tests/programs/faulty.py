@@ -129,7 +129,7 @@ def train_torch(fault: Fault) -> None:
 
         comm = gf.init()
         trained = model
-        optimizer = gradientflow.torch.DistributedOptimizer(comm, torch.optim.SGD(model.parameters(), lr=0.1), model)
+        optimizer = gradientflow.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, comm)
         reduce = comm.allreduce
 
     def learn() -> None:

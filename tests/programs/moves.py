@@ -177,8 +177,8 @@ def check_pairs_of_kinds(comm: gf.Communicator) -> None:
 
 @thorough
 def check_pairs_of_a_kind_with_the_rest(comm: gf.Communicator) -> None:
-    move_all(comm, KINDS, REST)
-    move_all(comm, REST, KINDS)
+    move_all(comm, KINDS, REST[::3])
+    move_all(comm, REST[1::3], KINDS)
 
 
 def check_what_is_pending_is_never_lost_unsaid(comm: gf.Communicator) -> None:
