@@ -61,7 +61,7 @@ def words(results: dict[str, Any]) -> str:
         ("", "Measured"),
         ("Allreduce in a node: times as fast as Open MPI's", f"{min(ratios):.1f} to {max(ratios):.1f}"),
         (
-            f"Step, gradients of {sizes[0]}B to {sizes[-1]}B, two ranks of a node: share of DDP's time over Gloo",
+            f"Time of a step over that of DDP on Gloo, gradients of {sizes[0]}B to {sizes[-1]}B, two ranks of a node",
             spread(results["node"], "dense"),
         ),
         ("Likewise, on four hosts at 1 Gbit/s", spread(results["hosts"], "dense")),

@@ -34,6 +34,7 @@ LONG_PAGES = [
 PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
+        ("README.md", "this block installs the package"): 1,
         ("README.md", "this block runs all tests"): 1,
         ("docs/clusters.md", "needs Docker and Kubernetes"): 1,
         ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
