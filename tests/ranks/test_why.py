@@ -25,9 +25,7 @@ def test_the_rank_and_the_line_of_a_fault(seed: int, tmp_path: Path, start_comma
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("door", "seed"), [*(("ddp", seed) for seed in (0, 1, 2, 3, 7, 8)), *(("optimizer", seed) for seed in (1, 2, 3))]
-)
+@pytest.mark.parametrize(("door", "seed"), [("ddp", 0), ("ddp", 3), ("ddp", 8), ("optimizer", 1)])
 def test_faults_of_frameworks(door: str, seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
     pytest.importorskip("torch")
     assert diagnose(seed, door, tmp_path, start_command) == ""
