@@ -84,19 +84,20 @@ py::list list_of(const Items& items) {
 }
 
 // Message of an object beside the communicators, in the log: a mailbox's, or a parameter server's.
-std::uint64_t begin_message(bool sends, int peer, std::size_t count, const std::string& dtype) {
+// Its end is not known here.
+void note_message(bool sends, int peer, std::size_t bytes) {
   CallLog& log = CallLog::of_process();
   if (!log.is_on()) {
-    return 0;
+    return;
   }
   static const int source = log.add({.name = "messages", .identity = "messages"});
   const AtCallSite site;
-  return log.begin(source, 0, sends ? CallForm::send : CallForm::receive,
-                   {.count = count, .root = peer, .dtype = dtype_from_name(dtype)});
+  log.end(log.begin(source, 0, sends ? CallForm::send : CallForm::receive,
+                    {.count = bytes, .root = peer, .dtype = DType::uint8}),
+          CallLog::State::ended);
 }
 
-// ---- the end by SIGTERM
-// ----------------------------------------------------------------------------------------------
+// ---- the end by SIGTERM -------------------------------------------------------------------------------------------
 
 std::atomic<pid_t> watched{0};
 std::atomic<int> waker{-1};
@@ -146,7 +147,6 @@ bool wake_at_end(int descriptor) {
 
 void bind_recorder(py::module_& module) {
   py::module_ recorder = module.def_submodule("recorder", "The log of the last calls of this process.");
-  recorder.def("is_on", [] { return CallLog::of_process().is_on(); });
   recorder.def("sources", [] { return list_of(CallLog::of_process().sources()); }, "The communicators.");
   recorder.def("entries", [] { return list_of(CallLog::of_process().entries()); }, "The last calls, oldest first.");
   recorder.def(
@@ -156,15 +156,7 @@ void bind_recorder(py::module_& module) {
   recorder.def("wake_at_end", &wake_at_end, py::arg("descriptor"));
   recorder.def("end_by", &end_by, py::arg("signal"));
   recorder.def("explain_errors_by", &explain_errors_by, py::arg("explain"));
-  recorder.def("begin_message", &begin_message, py::arg("sends"), py::arg("peer"), py::arg("count"), py::arg("dtype"));
-  recorder.def(
-      "end_message",
-      [](std::uint64_t entry, bool failed) {
-        if (entry != 0) {
-          CallLog::of_process().end(entry, failed ? CallLog::State::failed : CallLog::State::ended);
-        }
-      },
-      py::arg("entry"), py::arg("failed"));
+  recorder.def("note_message", &note_message, py::arg("sends"), py::arg("peer"), py::arg("bytes"));
 }
 
 }  // namespace gradientflow::bindings

@@ -35,6 +35,7 @@ from typing import IO
 from gradientflow import launcher_variables, waits
 from gradientflow.launch import GRACE_SECONDS, SESSION_FOLDER, Scratch, scratch_folder
 from gradientflow.launch.output import Output, Stream
+from gradientflow.process_stat import stat_of
 
 TIMED_OUT = 124
 
@@ -291,7 +292,6 @@ def _children(parent: int) -> frozenset[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError, IndexError):
-                # pid (name) state parent ...; the name may hold spaces and parentheses
-                if (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1] == own:
+                if stat_of(folder.name)[1] == own:
                     found.add(int(folder.name))
     return frozenset(found)

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from gradientflow.agreement import gather
+from gradientflow.blocked_signals import signals_blocked
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.quiet_thread import signals_blocked
 
 from .names import METRICS
 from .registry import Source, Values

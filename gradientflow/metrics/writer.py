@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from gradientflow.agreement import failing_together
+from gradientflow.blocked_signals import signals_blocked
 from gradientflow.communicator import Communicator
 from gradientflow.errors import ArgumentError
-from gradientflow.quiet_thread import signals_blocked
 
 from .jsonl import JsonLines
 from .prometheus import Prometheus, own_folder, shared_folder

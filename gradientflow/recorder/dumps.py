@@ -25,8 +25,9 @@ from types import TracebackType
 from gradientflow import launcher_variables
 from gradientflow._location import core
 from gradientflow.annotations import JsonObject
+from gradientflow.blocked_signals import signals_blocked
 from gradientflow.errors import CommunicationError, GradientFlowError, MismatchError
-from gradientflow.quiet_thread import signals_blocked
+from gradientflow.process_stat import stat_of
 
 from . import entries as recorded
 from .flight import write_flight_recording
@@ -211,7 +212,7 @@ def _states_of_ranks() -> dict[str, str]:
                 )
                 rank = next((variables[name] for name in _RANK_VARIABLES if name in variables), None)
                 if rank is not None:
-                    states[rank] = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                    states[rank] = stat_of(process)[0]
     return states
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradientflow.annotations import JsonObject
+from gradientflow.process_stat import stat_of
 
 from .folder import SocketName, connect, sockets
 
@@ -88,7 +89,7 @@ def _ask_at(paths: list[Path], question: str, seconds: float) -> Mapping[Path, J
 
 def _silence(pid: int) -> str:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        state = stat_of(pid)[0]
     except (OSError, IndexError):
         return _STATES["Z"]
     return _STATES.get(state, "does not answer: it keeps Python's lock, or is busy")

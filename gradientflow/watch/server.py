@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gradientflow.quiet_thread import signals_blocked
+from gradientflow.blocked_signals import signals_blocked
 
 from .folder import connect, listen
 

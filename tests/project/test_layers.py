@@ -140,7 +140,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.mpi_library": {"gradientflow.errors", "gradientflow._location", "gradientflow.mpi_start"},
     "gradientflow._fast_paths": set(),
     "gradientflow.waits": set(),
-    "gradientflow.quiet_thread": set(),
+    "gradientflow.process_stat": set(),
+    "gradientflow.blocked_signals": set(),
     "gradientflow.whole_file": set(),
     "gradientflow.trust": {"gradientflow._location"},
     "gradientflow.settings_file": {
@@ -150,7 +151,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
         "gradientflow.whole_file",
     },
     "gradientflow.recorder": {
-        "gradientflow.quiet_thread",
+        "gradientflow.process_stat",
+        "gradientflow.blocked_signals",
         "gradientflow._location",
         "gradientflow.annotations",
         "gradientflow.errors",
@@ -168,7 +170,8 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "gradientflow.metrics.names": set(),  # with the registry, below what registers its metrics
     "gradientflow.metrics.registry": set(),
     "gradientflow.watch": {
-        "gradientflow.quiet_thread",
+        "gradientflow.process_stat",
+        "gradientflow.blocked_signals",
         "gradientflow.errors",
         "gradientflow._location",
         "gradientflow.annotations",
@@ -202,7 +205,7 @@ PYTHON_LAYERS["gradientflow.communicator"] = set(PYTHON_LAYERS) - {
 PYTHON_LAYERS["gradientflow.agreement"] = {"gradientflow.errors", "gradientflow.communicator"}
 METRICS = {"gradientflow.metrics.names", "gradientflow.metrics.registry"}
 PYTHON_LAYERS["gradientflow.metrics"] = (
-    PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement", "gradientflow.quiet_thread"} | METRICS
+    PYTHON_LAYERS["gradientflow.agreement"] | {"gradientflow.agreement", "gradientflow.blocked_signals"} | METRICS
 )
 PYTHON_LAYERS["gradientflow.policies"] = {
     "gradientflow.errors",

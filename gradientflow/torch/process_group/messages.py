@@ -110,15 +110,10 @@ class Messages:
 
     def _post_send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageRequest:
         """Start to send a plain tensor in host memory."""
-        _record(True, rank, tensor)
+        core.recorder.note_message(True, rank, tensor.nbytes)
         return self._mailbox.send(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
 
     def _post_receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageRequest:
         """Start to receive into a plain tensor in host memory, from one rank or from any rank."""
-        _record(False, -1 if rank is None else rank, tensor)
+        core.recorder.note_message(False, -1 if rank is None else rank, tensor.nbytes)
         return self._mailbox.receive(tensor.data_ptr(), tensor.nbytes, tensor, rank, tag)
-
-
-def _record(sends: bool, peer: int, tensor: torch.Tensor) -> None:
-    """Record the beginning of a message; its end is not known here."""
-    core.recorder.end_message(core.recorder.begin_message(sends, peer, tensor.nbytes, "uint8"), False)

@@ -58,7 +58,7 @@ class CallLog {
     std::uint32_t sequence = 0;  // counts the collective calls of the communicator, from 1; 0: not collective
     int source = 0;
     CallForm form = CallForm::blocking;
-    transport::Signature signature = {};  // its root is the peer of send and receive
+    transport::Signature signature = {};  // root: the peer, of send and receive
     std::int64_t began = 0;               // nanoseconds of CLOCK_MONOTONIC
     State state = State::under_way;
     CallSite site = {};

@@ -222,9 +222,8 @@ class Node {
     std::string remark;        // names ranks that have to share cores
   };
 
-  // Time limit of a wait, counted from its first yield, and again from each change found in the ranks' pulse.
+  // Time limit of a wait, counted from its first sleep, and again from each change found in the ranks' pulse.
   struct Deadline {
-    std::chrono::steady_clock::time_point began{};
     std::chrono::steady_clock::time_point at{};
     std::uint64_t pulse = 0;
   };

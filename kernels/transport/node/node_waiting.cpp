@@ -136,7 +136,7 @@ void Node::sleep_until_arrived(int local, Event event, std::uint32_t target, Dea
   const std::chrono::duration<double> patience(
       std::min(timeout_, 1e9));  // limit that the clock can count, with a margin
   const auto extend = [&](Clock::time_point from) {
-    deadline = {from, from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
+    deadline = {from + std::chrono::duration_cast<Clock::duration>(patience), pulse_of_all()};
   };
   if (deadline.at == Clock::time_point{}) {
     extend(Clock::now());

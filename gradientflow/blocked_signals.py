@@ -1,4 +1,4 @@
-"""Threads to which no signal of the program is delivered."""
+"""Signals blocked, as in threads to which no signal of the program is to be delivered."""
 
 from __future__ import annotations
 
