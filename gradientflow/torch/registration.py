@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from .names import BACKEND
@@ -30,7 +30,7 @@ def register() -> None:
     dist.init_process_group = distributed.init_process_group = _finding_ranks(distributed.init_process_group)
 
 
-def _create(options: object, backend_options: object) -> object:
+def _create(options: object, backend_options: object) -> Any:
     from .process_group import create
 
     return create(options, backend_options)
