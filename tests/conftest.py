@@ -88,8 +88,10 @@ def pytest_collection_finish() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make an item of each check."""
     if mark := metafunc.definition.get_closest_marker("checks"):
-        marks = {True: pytest.mark.thorough, False: ()}
-        checks = [pytest.param(each.name, marks=marks[each.thorough]) for each in checks_of(*mark.args, **mark.kwargs)]
+        checks = [
+            pytest.param(each.name, marks=getattr(pytest.mark, each.mark) if each.mark else ())
+            for each in checks_of(*mark.args, **mark.kwargs)
+        ]
         metafunc.parametrize("check", checks, indirect=True)
 
 

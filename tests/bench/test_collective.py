@@ -794,7 +794,7 @@ def test_the_limit_does_the_whole_work(launcher: Launcher, tmp_path: Path, op: s
     assert "A cache line took" in ended.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_peers_and_links_across_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "figures.json"

@@ -61,7 +61,7 @@ def test_nothing_to_measure_is_an_error(words: list[str]) -> None:
         CliRunner().invoke(command.first, words, catch_exceptions=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_has_all_contestants(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

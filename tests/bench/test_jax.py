@@ -51,7 +51,7 @@ def test_calls_at_one_rank(tmp_path: Path) -> None:
     assert all(result["wrong"] == 0 and result["median_us"] > 0 for result in results.values())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_steps_of_two_frameworks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("optax")

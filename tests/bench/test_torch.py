@@ -27,7 +27,7 @@ def test_unknown_names_are_refused(option: str) -> None:
     assert "is none of " in done.output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_has_all_contestants(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "found.json"

@@ -814,7 +814,7 @@ def test_the_command_starts_a_job_and_writes_its_figures(tmp_path: Path) -> None
     assert {(result["steps"], result["wrong"]) for result in written["results"]} == {(2, 0)}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_reports_all(command_line: Callable[..., Finished], tmp_path: Path) -> None:
     for package in ("torch", "sklearn", "matplotlib", "jinja2"):
         pytest.importorskip(package)

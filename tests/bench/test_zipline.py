@@ -19,6 +19,7 @@ from gradientflow.bench.zipline.plan import ALGORITHMS, EXACT, ZiplinePlan
 from gradientflow.bench.zipline.session import ZiplineSession
 
 
+@pytest.mark.thorough
 def test_the_command_measures_every_search(tmp_path: Path) -> None:
     path, picture = tmp_path / "found.json", tmp_path / "found.png"
     arguments = ["--workers", "1,10", "--lookahead", "15", "--draws", "3", "--seconds", "0.05"]

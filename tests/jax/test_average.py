@@ -14,7 +14,7 @@ pytestmark = needs_jax
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_average(jax_run: Callable[..., Finished], ranks: int) -> None:
     pytest.importorskip("optax")
     assert_all_right(jax_run(ranks, "jax_average"), "jax_average", ranks)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from marks import thorough
+from marks import slow, thorough
 from support import run_checks
 
 import gradientflow as gf
@@ -167,6 +167,7 @@ def check_own_strategies(comm: gf.Communicator) -> None:
     assert [remark for remark in outcome.remarks if remark.startswith("WRONG: cnn, gradientflow (Lonely)")]
 
 
+@slow
 def check_layers_that_are_sparse(comm: gf.Communicator) -> None:
     """Also of the one that has a momentum in what it sends, beside which the optimizer has none."""
     strategies = tuple(parse_strategies("lags(max_ratio=9, warmup=1); slgs(ratio=9); dgc(ratio=9)"))

@@ -20,3 +20,8 @@ def on_ranks(*ranks: int) -> Callable[[Check], Check]:
 def thorough(check: Check) -> Check:
     """Leave a check out of README's pytest."""
     return check
+
+
+def slow(check: Check) -> Check:
+    """Leave a check out of what every change runs, too."""
+    return check

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from marks import thorough
+from marks import slow
 from numpy.typing import NDArray
 from support import RANK, SIZE, raises, run_checks, same_everywhere
 from torch import nn
@@ -175,7 +175,7 @@ def check_pairs_of_kinds(comm: gf.Communicator) -> None:
     move_all(comm, KINDS, KINDS)
 
 
-@thorough
+@slow
 def check_pairs_of_a_kind_with_the_rest(comm: gf.Communicator) -> None:
     move_all(comm, KINDS, REST[::3])
     move_all(comm, REST[1::3], KINDS)

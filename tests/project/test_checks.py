@@ -58,7 +58,7 @@ def test_checks_are_found_without_running_the_program() -> None:
 def test_marks_of_checks_are_found() -> None:
     found = checks_of("outcomes")
     assert [sorted(each.ranks) for each in found] == [[1, 3], [3], [2], [3], [3]]
-    assert [each.thorough for each in found] == [False] * 4 + [True]
+    assert [each.mark for each in found] == ["", "", "", "", "thorough"]
 
 
 def test_checks_are_run_on_the_ranks_that_they_are_marked_for() -> None:

@@ -819,7 +819,7 @@ def test_bench_of_the_other_collectives(collective: str, tmp_path: Path) -> None
     assert {(result["collective"], result["wrong"]) for result in results} == {(collective, 0)}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_bench_against_gloo_with_every_algorithm(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "figures.json"

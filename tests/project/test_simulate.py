@@ -145,7 +145,7 @@ def test_tune_takes_a_trace_and_writes_json(command_line: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "hosts"), [("dense", 2), pytest.param("dense; diloco(period=5)", 1, marks=pytest.mark.thorough)]
+    ("words", "hosts"), [("dense", 2), pytest.param("dense; diloco(period=5)", 1, marks=pytest.mark.slow)]
 )
 def test_tune_measures_a_link_that_simulate_takes(
     command_line: Run, tmp_path: Path, words: str, hosts: int, monkeypatch: pytest.MonkeyPatch

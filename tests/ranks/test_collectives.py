@@ -24,9 +24,9 @@ def test_every_dtype_op_size_and_memory(mpirun: Run, ranks: int) -> None:
     assert int(finished.line("cases ")) > 5000
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.thorough), *MORE])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 5))])
 def test_the_same_between_nodes_of_every_size(mpirun: Run, ranks: int) -> None:
-    """With 5 ranks, and nodes of 2 or of 3, the last node is smaller than the others."""
+    """Where the nodes do not divide the ranks, the last node is smaller."""
     finished = mpirun(ranks, "collectives", "between", timeout=100)
     assert int(finished.line("cases ")) > 5000
 

@@ -12,7 +12,9 @@ from gradientflow.strategies import parse_strategies
 
 
 @pytest.mark.checks("promises")
-@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)), 3])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_what_strategies_promise(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=150)
 

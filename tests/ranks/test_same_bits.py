@@ -28,7 +28,7 @@ def test_same_bits_at_the_first_and_the_last_simd_level(mpirun: Run) -> None:
 
 @pytest.mark.parametrize(
     "ranks",
-    [3, pytest.param(4, marks=pytest.mark.slow), *(pytest.param(each, marks=pytest.mark.thorough) for each in (2, 5))],
+    [pytest.param(2, marks=pytest.mark.thorough), 3, *(pytest.param(each, marks=pytest.mark.slow) for each in (4, 5))],
 )
 def test_same_bits_between_nodes_and_in_a_second_run(mpirun: Run, ranks: int) -> None:
     """For every algorithm and wire; the second run, of 3 ranks, is at another SIMD level, which must not matter."""

@@ -22,11 +22,11 @@ _MANY = 3  # or more ranks: those of a check without a mark
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a program, and how it is marked."""
+    """A check of a program, and its marks."""
 
     name: str
     ranks: frozenset[int]  # as on_ranks has them
-    thorough: bool
+    mark: str  # "thorough", "slow" or ""
 
 
 @cache
@@ -39,7 +39,9 @@ def _marked(program: str) -> dict[str, Check]:
             marks = ", ".join(map(ast.unparse, node.decorator_list))
             ranks = re.search(r"on_ranks\((.*?)\)", marks)
             numbers = frozenset(map(int, ranks[1].split(","))) if ranks else frozenset({_MANY})
-            checks[node.name] = Check(node.name, numbers, "thorough" in marks)
+            checks[node.name] = Check(
+                node.name, numbers, next((each for each in ("thorough", "slow") if each in marks), "")
+            )
     return checks
 
 

@@ -55,7 +55,7 @@ def test_strategies_on_an_emulated_device(check: Run, emulated_cuda: Path) -> No
 
 
 # Where ranks have weights of their own, gradients on a device are not looked at: weights are, in the next exchange.
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.checks("torch_promises", without=["check_gradients_that_are_not_finite"])
 def test_what_strategies_promise_on_an_emulated_device(check: Run, emulated_cuda: Path) -> None:
     check(2, env=emulated(emulated_cuda, CUDA_EMULATOR_DELAY="50"), timeout=150)

@@ -17,7 +17,9 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.checks("torch_optimizer")
-@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2)), 3])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_training_is_that_of_one_process(check: Run, ranks: int) -> None:
     """In one node, and between nodes."""
     check(ranks, timeout=100)

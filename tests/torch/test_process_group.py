@@ -120,7 +120,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("automatic", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("automatic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_loading_and_one_process_without_a_job(automatic: bool) -> None:
     """The package registers the backend, cheaply, also in the midst of its own import, and where PyTorch does not ask.
 
@@ -153,7 +153,7 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
     [
         ("tensor_parallel", "torch"),
         *(
-            pytest.param(*each, marks=pytest.mark.thorough)
+            pytest.param(*each, marks=pytest.mark.slow)
             for each in (("lightning",) * 2, ("accelerate",) * 2, ("hf_trainer", "transformers"))
         ),
     ],

@@ -11,6 +11,6 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.checks("torch_promises")
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_what_strategies_promise(check: Callable[..., Any], ranks: int) -> None:
     check(ranks, timeout=150)
