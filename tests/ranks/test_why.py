@@ -24,10 +24,14 @@ def test_the_rank_and_the_line_of_a_fault(seed: int, tmp_path: Path, start_comma
     assert diagnose(seed, "numpy", tmp_path, start_command) == ""
 
 
+MORE = {"numpy": range(10, 18), "ddp": (0, 3, 6, 8), "optimizer": (1, 5, 7, 9), "jax": (1, 3, 4, 8)}
+PACKAGES = {"numpy": "numpy", "ddp": "torch", "optimizer": "torch", "jax": "jax"}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(("door", "seed"), [("ddp", 0), ("ddp", 3), ("ddp", 8), ("optimizer", 1)])
-def test_faults_of_frameworks(door: str, seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(("door", "seed"), [(door, seed) for door, seeds in MORE.items() for seed in seeds])
+def test_more_faults(door: str, seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
+    pytest.importorskip(PACKAGES[door])
     assert diagnose(seed, door, tmp_path, start_command) == ""
 
 
@@ -35,8 +39,7 @@ def test_faults_of_frameworks(door: str, seed: int, tmp_path: Path, start_comman
 @pytest.mark.parametrize("seed", range(10, 200))
 def test_many_faults(seed: int, tmp_path: Path, start_command: Callable[..., Job]) -> None:
     door = DOORS[seed // 10 % len(DOORS)]
-    if door != "numpy":
-        pytest.importorskip("jax" if door == "jax" else "torch")
+    pytest.importorskip(PACKAGES[door])
     assert diagnose(seed, door, tmp_path, start_command) == ""
 
 

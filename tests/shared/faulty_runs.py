@@ -21,7 +21,10 @@ from faulty import DOORS, Fault  # noqa: E402
 def command(fault: Fault, seed: int) -> list[str]:
     """Write the command line of a seed's job."""
     program = [sys.executable, str(PROGRAMS / "faulty.py"), str(seed), fault.door]
-    return module_command("gradientflow.cli", ["run", "--transport", "tcp", "-n", str(fault.ranks), "--", *program])
+    # Imported once for all ranks; what JAX starts at its import cannot be forked.
+    preload = ["--preload", "torch,torch._dynamo,gradientflow.torch"] if fault.door in ("ddp", "optimizer") else []
+    options = ["--transport", "tcp", "-n", str(fault.ranks), *preload]
+    return module_command("gradientflow.cli", ["run", *options, "--", *program])
 
 
 def settings(folder: str | Path, seconds: float) -> dict[str, str]:
