@@ -5,6 +5,7 @@ The tests import an engine inside of functions, because README's `pytest` collec
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
 from collections.abc import Iterator
@@ -12,17 +13,27 @@ from typing import Any
 
 import pytest
 
-# Programs of engines that are no Python modules. Any other engine is the module of the same name.
+# The programs of each engine; the other engines are modules of Python.
 _PROGRAMS = {
     "slurm": ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare"),
     "pmix": (),  # a plugin of Slurm, of which the cluster tells
     "ssh": ("ssh", "sshd", "ssh-keygen"),
 }
+_MODULES = {"accelerate", "deepspeed", "ipykernel", "kubeflow", "kubernetes-validate", "lightning", "nbclient", "ray"}
+_MODULES |= {"torch", "torchft", "transformers"}
+
+
+def _known(names: str) -> set[str]:
+    """Split names of engines at commas."""
+    chosen, known = set(filter(None, names.split(","))), _PROGRAMS.keys() | _MODULES
+    if unknown := chosen - known:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: an engine is {', '.join(sorted(known))}")
+    return chosen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "tests that need other engines than these fail where they would be skipped, as in .ci/run --all=real"
-    parser.addoption("--allow-missing", metavar="NAME,...", help=text)
+    parser.addoption("--allow-missing", metavar="NAME,...", type=_known, help=text)
 
 
 def _engines(item: pytest.Item) -> set[str]:
@@ -31,7 +42,7 @@ def _engines(item: pytest.Item) -> set[str]:
 
 def _missing(engine: str) -> list[str]:
     """List what is missing of an engine: programs, or its module."""
-    if engine in _PROGRAMS:
+    if engine not in _MODULES:
         return [program for program in _PROGRAMS[engine] if shutil.which(program) is None]
     return [] if importlib.util.find_spec(engine.replace("-", "_")) else [engine]
 
@@ -46,6 +57,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     report = yield
     allowed = item.config.getoption("allow_missing", None)
-    if report.skipped and allowed is not None and not _engines(item).intersection(allowed.split(",")):
+    if report.skipped and allowed is not None and not _engines(item).intersection(allowed):
         report.outcome = "failed"
     return report
