@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doc_blocks import blocks_left_to, blocks_of
 from jobs import Finished, Job, outside_environment, write
 from needs_mpi import needs_mpi
 from pace import wait_until
@@ -71,6 +72,7 @@ comm.close()
 """
 
 Run = Callable[..., Finished]
+PAGE = "docs/clusters.md"
 
 
 @pytest.fixture(scope="session")
@@ -225,23 +227,43 @@ def test_gradientflow_run_over_tcp_in_a_batch_script(batch: Run) -> None:
     assert "this allocation has 2 nodes" in refused.stdout
 
 
-@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpi), "tcp"])
-def test_ranks_are_warned_of_the_end_of_a_batch_job(batch: Run, tmp_path: Path, transport: str) -> None:
+RUN = "gradientflow run --transport {} -n 2 --"
+
+
+@pytest.mark.parametrize("start", [pytest.param(RUN.format("mpi"), marks=needs_mpi), RUN.format("tcp"), "srun -n 2"])
+def test_ranks_are_warned_of_the_end_of_a_batch_job(batch: Run, tmp_path: Path, start: str) -> None:
     """As by ``sbatch --signal=B:USR1@120``."""
 
     def warn(call: Callable[[str], str], job: str) -> None:
         wait_until(lambda: len(list(tmp_path.glob("there*"))) == 2)
         call(f"scancel --batch --signal=USR1 {job}")
 
-    line = f"exec gradientflow run --transport {transport} -n 2 -- python program.py wait"
-    ended = batch("-n 2", line, warn)
+    ended = batch("-n 2", f"exec {start} python program.py wait", warn)
     assert (ended.returncode, ended.stdout.count("warned")) == (0, 2), ended.output
 
 
+@needs_mpi
+@pytest.mark.parametrize("kind", [PMIX], indirect=True)
+@pytest.mark.usefixtures("kind")
+def test_commands_of_the_page(run: Run, tmp_path: Path) -> None:
+    for block in blocks_of(PAGE):
+        if block.saved_as in ("first.py", "job.sh"):
+            write(tmp_path / block.saved_as, block.text)
+    _, commands = blocks_left_to(__file__, PAGE)
+    sbatch, *steps, bench = map(run, commands.text.splitlines())
+    (output,) = tmp_path.glob("slurm-*.out")
+    for ended in (Finished(sbatch.returncode, output.read_text(), sbatch.output), *steps):
+        found = re.findall(r"^rank \d on node 0 of 1: \[3\. 3\. 3\. 3\.\]$", ended.stdout, re.MULTILINE)
+        assert (ended.returncode, len(set(found))) == (0, 2), ended.output
+    assert bench.returncode == 0, bench.output
+
+
 @pytest.mark.real("torch")
-def test_torchrun_in_a_step(run: Run) -> None:
-    options = "--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint host0:29500"
-    added_up(run(f"srun -N 2 -n 2 -w host0,host1 torchrun {options} program.py"), 2, 2)
+def test_torchrun_in_a_step(run: Run, tmp_path: Path) -> None:
+    """As on the page, which has it run on two hosts."""
+    torchrun, _ = blocks_left_to(__file__, PAGE)
+    write(tmp_path / "first.py", PROGRAM)
+    added_up(run(f"srun -N 2 -n 2 -w host0,host1 {torchrun.text}"), 2, 4)
 
 
 def test_scancel(run: Run, start: Callable[..., Job], tmp_path: Path) -> None:
