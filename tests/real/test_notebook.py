@@ -44,7 +44,8 @@ def test_ranks_of_a_notebook() -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     nbclient.NotebookClient(notebook, timeout=250, allow_errors=True, kernel_name="python3").execute(env=env)
     outputs = [cell.outputs for cell in cells]
-    assert [each.data["text/plain"] for each in outputs[1] if each.output_type == "execute_result"] == ["[True, True]"]
+    results = [each.data["text/plain"] for each in outputs[1] if each.output_type == "execute_result"]
+    assert results == ["[True, True]"], outputs
     printed = "".join(each.text for each in outputs[1] if each.output_type == "stream")
     assert all(printed.count(f"rank {rank}: ") == 20 for rank in (0, 1)), printed
     assert [each.ename for each in outputs[2] if each.output_type == "error"] == ["KeyError"]
