@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from inspect import signature
 from typing import Any
+
+from gradientflow.recorder.entries import note_start
 
 from .versions import installed_version, untried
 
@@ -12,6 +15,7 @@ try:
     from jax.interpreters import mlir
 
     abstract_token: object = core.abstract_token
+    _START = dispatch.RuntimeTokenSet.get_token_input.__code__
 except (ImportError, AttributeError) as error:
     raise ImportError(untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax") from error
 
@@ -22,7 +26,7 @@ def ordered_effect(name: str) -> effects.Effect:
     The order also holds from one program to the next, under JAX's control flow and transformations, and in
     `jax.shard_map`.
     """
-    kind = type(name, (effects.Effect,), {"__str__": lambda self: name})
+    kind = type(name, (effects.Effect,), {"__str__": lambda self: name, "__hash__": _hash_at_start})
     for allowed in (
         effects.ordered_effects,
         effects.shardable_ordered_effects,
@@ -34,6 +38,14 @@ def ordered_effect(name: str) -> effects.Effect:
         allowed.add_type(kind)
     effect: effects.Effect = kind()
     return effect
+
+
+def _hash_at_start(effect: effects.Effect) -> int:
+    """Return the hash of an effect, by which JAX looks for its token: a program starts then, at a line to be noted."""
+    if sys._getframe(1).f_code is _START:
+        buffers: list[Any] = [token._buf for token in dispatch.runtime_tokens.current_tokens.values()]
+        note_start(overlaps=not all(each.is_ready() for each in buffers))
+    return id(effect)
 
 
 def place_of_process() -> tuple[int, int]:

@@ -14,6 +14,7 @@ from gradientflow._location import PACKAGE, core
 from gradientflow.annotations import JsonObject
 
 POOL = ".pool"  # end of the identity of a communicator's pools
+_START = -1  # peer of an entry that marks the start of a compiled program
 
 _OURS = tuple({str(PACKAGE) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep})  # with and without links
 _LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -50,8 +51,30 @@ def calls(last: int = 1000) -> list[JsonObject]:
     """
     now = time.monotonic()
     sources = {source["number"]: source for source in core.recorder.sources()}
-    kept = core.recorder.entries()
+    kept = located_entries()
     return [_described(entry, sources.get(entry["source"]), now) for entry in kept[max(0, len(kept) - last) :]]
+
+
+def note_start(*, overlaps: bool) -> None:
+    """Mark the line at which this thread starts a program, whose calls have no line; `overlaps`: earlier ones run."""
+    core.recorder.note_message(True, _START, overlaps)
+
+
+def located_entries() -> list[JsonObject]:
+    """Return the core's entries, the oldest first; calls in compiled programs get the line that started these.
+
+    A call that may belong to programs of several lines stays without a line.
+    """
+    found: list[JsonObject] = []
+    sites: set[tuple[CodeType | None, int | None]] = set()  # where the programs started that may run now
+    for entry in core.recorder.entries():
+        if entry["form"] == "send" and entry["peer"] == _START:
+            sites = {*(sites if entry["count"] else ()), (entry["code"], entry["line"])}
+            continue
+        if entry["code"] is None and entry["kind"] == "allreduce" and len(sites) == 1:
+            entry["code"], entry["line"] = next(iter(sites))
+        found.append(entry)
+    return found
 
 
 def pending() -> list[JsonObject]:

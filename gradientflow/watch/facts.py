@@ -35,7 +35,7 @@ def calls() -> list[JsonObject]:
     now = time.monotonic()
     sources = {each["number"]: each for each in log.sources()}
     found: dict[object, JsonObject] = {}
-    for entry in log.entries():
+    for entry in recorder.entries.located_entries():
         source, is_message = sources.get(entry["source"]), entry["form"] in ("send", "receive")
         under_way = entry["state"] == "under way"
         if source is None or not (entry["sequence"] or (is_message and under_way)):

@@ -22,7 +22,7 @@ from jax_cases import case, raises, run_cases
 import gradientflow as gf
 import gradientflow.jax as gfj
 
-comm = gf.init()
+comm = gf.init(config=gf.Config(dump="auto"))
 RANK, SIZE = comm.rank, comm.size
 reduce = partial(gfj.allreduce, comm=comm)
 
@@ -69,6 +69,19 @@ def trees_wires_and_nothing() -> None:
         assert jax.jit(partial(reduce, wire=wire))(jnp.full(4, RANK + 1.0)).tolist() == [SIZE * (SIZE + 1) / 2] * 4
     raises("wire is one of float32, float16, bfloat16, float8_e4m3, not 'int8'", lambda: reduce(1.0, wire="int8"))
     raises("wire 'float16' goes with float32", lambda: reduce(jnp.ones(2, jnp.int32), wire="float16"))
+
+
+@case
+def recorded_lines() -> None:
+    largest = jax.jit(partial(reduce, op="max"))
+    for _ in range(2):
+        largest(jnp.ones(2))
+        jax.effects_barrier()
+        largest(jnp.ones(3))
+        jax.effects_barrier()
+    first = recorded_lines.__code__.co_firstlineno + 4
+    if SIZE > 1:
+        assert [call["line"] for call in gf.recorder.calls(4)] == 2 * [first, first + 2]
 
 
 @case
