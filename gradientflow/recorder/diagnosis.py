@@ -35,6 +35,7 @@ _ADVICE = {
     "stopped": "Continue the process (SIGCONT), or see which debugger or scheduler stopped it.",
     "left": "Give all ranks the same number of steps, or use join().",
     "silent": "See the output of that rank; it has written no report.",
+    "no_call": "See why the program does not come to its first call.",
     "unknown": "Run again with GRADIENTFLOW_DEBUG=on.",
 }
 
@@ -109,6 +110,8 @@ def diagnose(reports: Sequence[Report]) -> Diagnosis:
     missing = [rank for rank in job.lost() if rank not in job.reports]
     if missing:
         return job.explain_missing(missing, None, 0, "")
+    if reports and not any(report.calls for report in reports):
+        return job.without_calls()
     return Diagnosis("unknown", (), None, "The reports show no difference between the ranks.")
 
 
@@ -137,6 +140,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 def _site(call: JsonObject) -> tuple[str | None, int | None]:
     return call["file"], call["line"]
+
+
+def _differ(one: tuple[str | None, int | None], other: tuple[str | None, int | None]) -> bool:
+    """Tell whether two places are known and not the same."""
+    return one != other and None not in (one[0], other[0])
 
 
 class _Job:
@@ -258,7 +266,8 @@ class _Job:
             steps = [s for s in sorted(calls) if s <= waiting and model in calls[s]]
             ours = [_site(calls[s][model]) for s in steps]
             its = [_site(calls[s][rank]) for s in steps if rank in calls[s]]
-            first = next((i for i, (one, other) in enumerate(zip(ours, its, strict=False)) if one != other), None)
+            pairs = enumerate(zip(ours, its, strict=False))
+            first = next((i for i, (one, other) in pairs if _differ(one, other)), None)
             if first is None:
                 continue
             usual, call = calls[steps[first]][model], calls[steps[first]][rank]
@@ -328,10 +337,10 @@ class _Job:
         rank = ranks[0]
         place, kind = here, lost.get(rank, "silent")
         end = f"; {waits}." if waits else "."
-        if rank not in self.reports:
-            state = next((each.head["states"].get(str(rank)) for each in self._by_time() if each.head["states"]), None)
-            if kind != "died" and state in ("T", "t"):
-                kind = "stopped"
+        state = next((each.head["states"].get(str(rank)) for each in self._by_time() if each.head["states"]), None)
+        if kind != "died" and state in ("T", "t"):  # even if the end of the job let it write a report
+            kind = "stopped"
+        if rank not in self.reports or kind == "stopped":
             text = {
                 "died": "has died",
                 "stopped": "is stopped",
@@ -398,6 +407,16 @@ class _Job:
             ended = [_kind_and_site(call) for call in made if call["state"] == "ended"]
             found.update(pairwise(ended))
         return found
+
+    def without_calls(self) -> Diagnosis:
+        """Return the verdict about ranks none of which has made a call: the places where they are."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for rank, report in self.reports.items():
+            place = report.stack[-1] if report.stack else None
+            where = f"at {place_text(place)}{_inside(place['function'])}" if place else "at an unknown line"
+            groups[where].append(rank)
+        told = [f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {where}" for where, ranks in groups.items()]
+        return Diagnosis("no_call", (), None, f"No rank has made a call: {', '.join(told)}.")
 
     def _by_time(self) -> list[Report]:
         return sorted(self.reports.values(), key=lambda report: float(report.head["time"]))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from jobs import outside_environment
 
 from gradientflow.annotations import JsonObject
+from gradientflow.recorder import entries
 from gradientflow.recorder.diagnosis import Diagnosis, Report, diagnose, latest_job
 from gradientflow.recorder.private_file import write_privately
 
@@ -137,6 +139,15 @@ def test_a_rank_that_stops(sites: list[Site], places: tuple[int, int, int, int])
     assert diagnose(reports).ranks == (rank,)
 
 
+def test_calls_in_compiled_programs_have_the_lines_that_started_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = {"form": "send", "peer": -1, "code": "program"}
+    inside = {"form": "blocking", "peer": None, "kind": "allreduce", "code": None, "line": None}
+    made = [(1, False), None, None, (2, True), None, (2, True), None, (3, False), None]
+    kept = [{**inside} if each is None else {**start, "line": each[0], "count": each[1]} for each in made]
+    monkeypatch.setattr(entries, "core", SimpleNamespace(recorder=SimpleNamespace(entries=lambda: kept)))
+    assert [entry["line"] for entry in entries.located_entries()] == [1, 1, None, None, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -149,6 +160,21 @@ def test_the_fate_of_a_rank_without_report(text: str, kind: str) -> None:
     calls = [call(1, Site(3, "allreduce 10 float32"), "failed")]
     found = diagnose([report(0, 2, calls, text=text)])
     assert (found.kind, found.ranks, line_of(found)) == (kind, (1,), 3)
+
+
+def test_a_stopped_rank_that_writes_a_report_at_its_end() -> None:
+    waits = report(0, 2, [call(1, Site(3, "allreduce 10 float32"), "failed")])
+    waits.head["states"]["1"] = "T"
+    at_its_end = replace(report(1, 2, [], time=105.0), stack=[{"file": "/x.py", "line": 9, "function": "load"}])
+    found = diagnose([waits, at_its_end])
+    assert (found.kind, found.ranks, line_of(found)) == ("stopped", (1,), 3)
+
+
+def test_ranks_without_a_call_and_the_places_where_they_are() -> None:
+    places = [{"file": "/home/me/train.py", "line": line, "function": "load"} for line in (9, 9, 7)]
+    found = diagnose([replace(report(rank, 3, []), stack=[place]) for rank, place in enumerate(places)])
+    assert found.kind == "no_call"
+    assert "ranks 0, 1 are at train.py:9, in load(), rank 2 is at train.py:7, in load()." in found.sentence
 
 
 def test_an_exception_of_one_rank() -> None:
@@ -167,7 +193,7 @@ def test_a_late_rank() -> None:
 
 
 def test_only_the_latest_job_counts() -> None:
-    old, new = report(0, 2, [], time=1.0), report(1, 2, [], time=2.0)
+    old, new = report(0, 2, [], time=1.0), report(1, 2, [call(1, Site(3, "barrier 0 uint8"))], time=2.0)
     new.head["job"] = "b"
     assert latest_job([old, new]) == [new]
     assert diagnose([new]).kind == "unknown"
