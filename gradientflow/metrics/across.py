@@ -13,20 +13,19 @@ from .registry import Values
 
 
 def across_ranks(comm: Communicator, values: Mapping[str, float]) -> Values:
-    """Return ``NAME_min``, ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank`` of each metric. Collective.
-
-    Ranks without a metric do not count.
-    """
+    """Return the metrics of all ranks together, as `gradientflow.metrics` says. Collective."""
     names = [metric.name for metric in METRICS]
-    mine = np.array([values.get(name, np.nan) for name in names])
-    rows = comm.allgather(mine).reshape(comm.size, len(names))
+    mine = np.array([[name in values, values.get(name, 0.0)] for name in names])
+    known, columns = comm.allgather(mine).reshape(comm.size, len(names), 2).T
     found: Values = {}
-    for name, column in zip(names, rows.T, strict=True):
-        if not np.isnan(column).all():
-            found[f"{name}_min"] = float(np.nanmin(column))
-            found[f"{name}_mean"] = float(np.nanmean(column))
-            found[f"{name}_max"] = float(np.nanmax(column))
-            found[f"{name}_max_rank"] = float(np.nanargmax(column))
+    for name, has, column in zip(names, known, columns, strict=True):
+        ranks = np.flatnonzero(has)
+        if ranks.size:
+            there = column[ranks]
+            found[f"{name}_min"] = float(there.min())
+            found[f"{name}_mean"] = float(there.mean())
+            found[f"{name}_max"] = float(there.max())
+            found[f"{name}_max_rank"] = float(ranks[there.argmax()])
     return found
 
 

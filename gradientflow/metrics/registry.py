@@ -21,7 +21,7 @@ class Source(NamedTuple):
     name : str
         Name that no other source of the process has.
     rank : int
-        Rank of this process in the source.
+        Rank of this process in the job, also of a source of some ranks only.
     metrics : callable
         Returns its metrics by name. Callable from any thread, cheap, and without communication: it reads no gradients,
         so norms are those of the last step after an earlier call.

@@ -70,9 +70,9 @@ def watch(
     places = comm.describe()["settings"]["metrics"]
     writer = None
     if places != "off":
-        writer = import_module(".writer", __package__).writer_of(places, comm.rank, here if here is comm else None)
+        writer = import_module(".writer", __package__).writer_of(places, comm._job_rank, here if here is comm else None)
         metrics()  # from now on the source keeps what takes time
-    return Watched(register(kind, name, comm.rank, metrics), writer)
+    return Watched(register(kind, name, comm._job_rank, metrics), writer)
 
 
 __all__ = ["Watched", "watch"]

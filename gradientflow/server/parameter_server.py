@@ -384,14 +384,7 @@ class ParameterServer:
     # ---- records of the servers ------------------------------------------------------------------------------------
 
     def metrics(self, across_ranks: bool = False) -> Values:
-        """Return this worker's metrics, by name; see `gradientflow.metrics`. `statistics` has those of server 0.
-
-        Parameters
-        ----------
-        across_ranks : bool, default False
-            True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``,
-            ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
-        """
+        """Return this worker's metrics, by name; see `gradientflow.metrics`. `statistics` has those of server 0."""
         return over_ranks(self._comm, self._live()) if across_ranks else self._live()
 
     def _live(self) -> Values:

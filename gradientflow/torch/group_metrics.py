@@ -19,8 +19,7 @@ def metrics(group: dist.ProcessGroup | None = None, across_ranks: bool = False) 
     group : torch.distributed.ProcessGroup, optional
         A group of the backend "gradientflow"; by default the group of all ranks.
     across_ranks : bool, default False
-        True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``, ``NAME_mean``,
-        ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
+        True for metrics of all ranks together. Collective then.
 
     Raises
     ------

@@ -205,17 +205,7 @@ class ArrayLoop(OverRanks):
         return self._loop.bytes_sent
 
     def metrics(self, across_ranks: bool = False) -> Values:
-        """Return metrics of the last step, and means of the last 100 steps, by name; see `gradientflow.metrics`.
-
-        Call it between two steps. Norms take a pass over the gradients and residuals, in this call only. The norm of
-        the gradients is missing once they are overwritten, and so are all metrics that the strategy does not have.
-
-        Parameters
-        ----------
-        across_ranks : bool, default False
-            True for minimum, mean and maximum over the ranks, and the rank of the maximum, as ``NAME_min``,
-            ``NAME_mean``, ``NAME_max`` and ``NAME_max_rank``. Collective then; otherwise nothing is communicated.
-        """
+        """Return metrics of the last step, and means of the last 100 steps, by name; see `gradientflow.metrics`."""
         found = self._loop.metrics()
         return over_ranks(self.comm, found) if across_ranks else found
 

@@ -20,6 +20,7 @@ from support import LAYOUTS, RANK, SIZE, WORLD, flat, raises, run_checks
 import gradientflow as gf
 from gradientflow.errors import NonFiniteError
 from gradientflow.metrics import names
+from gradientflow.metrics.across import across_ranks
 from gradientflow.strategies import Settings
 
 FOLDER = Path(sys.argv[1])
@@ -121,6 +122,25 @@ def check_lines_of_json(_: gf.Communicator) -> None:
     assert abs(last["time"] - time.time()) < 3600
 
 
+def check_files_of_parts(_: gf.Communicator) -> None:
+    """Every part has a rank 0, and every rank of the job a file of its own."""
+    with gf.init(config=gf.Config(metrics=f"{FOLDER}/part.jsonl")) as comm:
+        part = comm.split(RANK % 2)
+        assert part is not None
+        with array_loop(part, "dense", shapes=SHAPES) as (training, optimizer):
+            make_step(training, optimizer)
+    last = lines_of(FOLDER / f"part.rank{RANK}.jsonl")[-1]
+    assert (last["rank"], last["gradientflow_participants"]) == (RANK, part.size)
+
+
+@on_ranks(3)
+def check_values_that_are_no_numbers(comm: gf.Communicator) -> None:
+    name = "gradientflow_gradient_norm"
+    everyone = across_ranks(comm, {name: np.nan if RANK == 1 else 2.0} if RANK else {})
+    assert np.isnan([everyone[f"{name}_{part}"] for part in ("min", "mean", "max")]).all()
+    assert everyone[f"{name}_max_rank"] == 1
+
+
 def check_metrics_of_a_server(comm: gf.Communicator) -> None:
     weights = [np.zeros(SHAPES[1], np.float32)]
     with gf.ParameterServer(comm, weights) as server:
@@ -171,4 +191,4 @@ def check_files_of_tensorboard(_: gf.Communicator) -> None:
 
 
 if __name__ == "__main__":
-    run_checks(LAYOUTS, once=[check_lines_of_json, check_a_port, check_files_of_tensorboard])
+    run_checks(LAYOUTS, once=[check_lines_of_json, check_files_of_parts, check_a_port, check_files_of_tensorboard])
