@@ -26,10 +26,11 @@ SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
 MORE_PAGES = [
     *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
     *("docs/jax.md", "docs/metrics.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
+    *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/simulate.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
-    "docs/own-strategies.md",
+    *("docs/own-strategies.md", "docs/timeline.md"),
 ]
 PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
@@ -37,13 +38,12 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("README.md", "this block installs the package"): 1,
         ("README.md", "this block runs all tests"): 1,
         ("docs/clusters.md", "needs Docker and Kubernetes"): 1,
-        ("docs/clusters.md", "needs Lightning and Accelerate"): 1,
         ("docs/clusters.md", "test_ray.py runs it"): 2,
         ("docs/clusters.md", "test_slurm.py runs it"): 2,
-        ("docs/launching.md", "it takes PyTorch's seconds"): 1,
         ("docs/fault-tolerance.md", "a part of a program"): 2,
         ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
+        ("docs/simulate.md", "the command below starts it"): 1,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
         ("docs/metrics.md", "needs an account"): 1,
@@ -141,7 +141,7 @@ def _hosts_can_be_made(request: pytest.FixtureRequest) -> bool:
 def test_every_block_says_what_it_is() -> None:
     for page in PAGES:
         for block in blocks_of(page):
-            known = block.language in ("sh", "python", "text", "diff")
+            known = block.language in ("sh", "python", "text", "diff", "toml")
             assert known or block.saved_as or block.not_run, f"{page}:{block.line}: {block.language!r}"
 
 
