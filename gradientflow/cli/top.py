@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import click
 from rich.console import Console, RenderableType
@@ -44,13 +43,7 @@ _NO_STORE = (
     "ranks answer at the meeting point of gradientflow run --transport tcp, gf.init(meet=) and GRADIENTFLOW_MEET; of "
     "other jobs, such as those of mpirun and torchrun, run gradientflow top on each host"
 )
-
-
-class _Question(Protocol):
-    """A function that asks the ranks of a job."""
-
-    def __call__(self, question: str, *, seconds: float = ...) -> list[Rank]:
-        """Return the answers."""
+_Question = Callable[..., list[Rank]]  # asks the ranks of a job, as `ask` does
 
 
 @click.command()

@@ -13,20 +13,7 @@ from .registry import Source, Values
 
 
 class JsonLines:
-    """A file of this rank, which replaces an earlier file of its name.
-
-    Parameters
-    ----------
-    name : str
-        Name of the file. ``{rank}`` in it is the rank; without it, run.jsonl becomes run.rank0.jsonl and so on.
-    rank : int
-        Rank of this process.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If the file cannot be written.
-    """
+    """A file of this rank, which replaces an earlier file of its name; see `file_of_rank`."""
 
     def __init__(self, name: str, rank: int) -> None:
         self._path = file_of_rank(name, rank)
@@ -52,7 +39,7 @@ class JsonLines:
 
 
 def file_of_rank(name: str, rank: int) -> Path:
-    """Return the path of a rank's file."""
+    """Return the path of a rank's file: of run.jsonl run.rank0.jsonl, or with the rank in place of ``{rank}``."""
     if "{rank}" in name:
         return Path(name.replace("{rank}", str(rank)))
     path = Path(name)

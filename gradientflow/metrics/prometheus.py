@@ -44,21 +44,8 @@ def shared_folder(comm: Communicator) -> tuple[Path, bool]:
 class Prometheus:
     """A port that serves the metrics of a host, or, on its further ranks, a file from which they are served.
 
-    Parameters
-    ----------
-    name : str
-        ``prometheus:PORT``, at the loopback address, or ``prometheus:ADDRESS:PORT``.
-    rank : int
-        Rank of this process.
-    folder : Path
-        Folder that the ranks of the host share.
-    serves : bool
-        True on the rank that serves.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If the package prometheus_client is missing, or the port cannot be used.
+    The name is ``prometheus:PORT``, at the loopback address, or ``prometheus:ADDRESS:PORT``. The ranks of the host
+    share the folder.
     """
 
     def __init__(self, name: str, rank: int, folder: Path, serves: bool) -> None:

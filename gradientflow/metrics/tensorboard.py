@@ -10,20 +10,7 @@ from .registry import Source, Values
 
 
 class TensorBoard:
-    """A run of TensorBoard, whose curves are named by source and metric.
-
-    Parameters
-    ----------
-    folder : str
-        Folder of the runs of all ranks.
-    rank : int
-        Rank of this process.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        If a package is missing, or the folder cannot be made.
-    """
+    """A run of TensorBoard in a folder of all ranks' runs. Its curves are named by source and metric."""
 
     def __init__(self, folder: str, rank: int) -> None:
         try:

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """A source under watch, until `end`.
-
-    Parameters
-    ----------
-    key : int
-        Key of the source in the registry.
-    writer : Writer or None
-        Writer of its metrics.
-    """
+    """A source under watch, by its key in the registry, until `end`."""
 
     def __init__(self, key: int, writer: Writer | None) -> None:
         self._key = key

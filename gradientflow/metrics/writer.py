@@ -39,13 +39,7 @@ class Place(Protocol):
 
 
 class Writer:
-    """A thread that writes metrics.
-
-    Parameters
-    ----------
-    places : sequence of Place
-        The places.
-    """
+    """A thread that writes metrics to places."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = list(places)
@@ -100,22 +94,9 @@ _writers: dict[str, Writer] = {}  # by the setting
 
 
 def writer_of(setting: str, rank: int, here: Communicator | None) -> Writer:
-    """Return the writer of this process for a value of GRADIENTFLOW_METRICS.
+    """Return the writer of this process for a value of GRADIENTFLOW_METRICS; see `gradientflow.metrics.watch.watch`.
 
-    Parameters
-    ----------
-    setting : str
-        The value, with commas between places.
-    rank : int
-        Rank of this process.
-    here : Communicator or None
-        Ranks that make this call together; None for no communication. A place that cannot be made is then left out,
-        with a warning.
-
-    Raises
-    ------
-    gradientflow.errors.ArgumentError
-        On every rank of `here`, if metrics cannot be written there, or a package for it is missing.
+    The ranks of `here` make this call together; with None, a place that cannot be made is left out, with a warning.
     """
     known = _writers.get(setting)
     if known is not None and known.is_of_this_process:

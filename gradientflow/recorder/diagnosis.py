@@ -169,11 +169,9 @@ class _Job:
         assert first.exception is not None
         where = place_text(first.exception) or "a line outside of the program"
         name, function = first.exception["exception"], first.exception["function"]
-        sentence = f"Rank {first.rank} raised {name} at {where}{_inside(function)}"
         alike = [report.rank for report in raised if _site(report.exception or {}) == _site(first.exception)]
         others = [rank for rank in range(self.size) if rank not in alike]
-        if len(alike) > 1:
-            sentence = f"{ranks_text(alike).capitalize()} raised {name} at {where}{_inside(function)}"
+        sentence = f"{ranks_text(alike).capitalize()} raised {name} at {where}{_inside(function)}"
         sentence += f"; {ranks_text(others)} did not." if others else "."
         return Diagnosis("raised", tuple(alike), first.exception, sentence, next(iter(self.unfinished()), None))
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
+from gradientflow import recorder
 from gradientflow.annotations import JsonObject
 from gradientflow.recorder.entries import is_ours
 
@@ -27,7 +28,9 @@ def answer(question: str, job: str, communicators: Communicators) -> bytes:
         elif word == "stacks":
             said = {**status(job, communicators), "stacks": stacks()}
         elif word == "dump":
-            said = {"file": facts.dump(rest, communicators.place()[0])}
+            path = os.path.join(rest, f"rank{communicators.place()[0]}.jsonl")
+            recorder.dump(path)
+            said = {"file": path}
         else:
             said = {"error": f"a question is status, stacks or dump PATH, not {question!r}"}
     except Exception as error:  # a program that is ending may be in any state

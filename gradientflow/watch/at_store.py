@@ -26,15 +26,7 @@ _QUESTIONS = ("status", "stacks")  # a rank writes no files for processes of oth
 
 
 class AnswersAtStore:
-    """The side of a rank.
-
-    Parameters
-    ----------
-    store : Store
-        Store where the ranks have met.
-    prefix : str
-        Prefix of the job's keys.
-    """
+    """The side of a rank: the store where the ranks have met, and the prefix of the job's keys."""
 
     def __init__(self, store: core.Store, prefix: str) -> None:
         self._store = store
@@ -59,17 +51,7 @@ class AnswersAtStore:
 
 
 class Asker:
-    """The side that asks.
-
-    Parameters
-    ----------
-    address : str
-        Address of the store, ``host:port``.
-    token : str
-        Token of the job.
-    prefix : str
-        Prefix of the job's keys.
-    """
+    """The side that asks: the store at ``host:port``, the token of the job, and the prefix of its keys."""
 
     def __init__(self, address: str, token: str, prefix: str) -> None:
         self._store = core.TcpStore(address, False, 2 * _RARELY, token)

@@ -21,17 +21,7 @@ _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is blocked 
 
 
 class Rank(NamedTuple):
-    """A rank's process.
-
-    Attributes
-    ----------
-    name : SocketName
-        Job, rank, number of ranks, and process.
-    said : dict or None
-        The answer; None if the process gives none.
-    silence : str
-        The reason why it gives none, as far as it can be seen from outside.
-    """
+    """A rank's process: its name, its answer, or the reason why it gives none, as far as it is seen from outside."""
 
     name: SocketName
     said: JsonObject | None
@@ -41,14 +31,7 @@ class Rank(NamedTuple):
 def ask(question: str, *, job: str | None = None, seconds: float = 1.0) -> list[Rank]:
     """Ask all ranks of this user on this machine, or of one job, at the same time; return them by job and rank.
 
-    Parameters
-    ----------
-    question : str
-        A question of `gradientflow.watch.answers.answer`.
-    job : str, optional
-        Name of the job.
-    seconds : float
-        Time in which all ranks answer.
+    For questions see `gradientflow.watch.answers.answer`. A rank that takes longer than `seconds` gives no answer.
     """
     found = {path: name for path, name in sockets() if job in (None, name.job)}
     said = _ask_at(list(found), question, seconds)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from typing import Any
 
 from gradientflow import recorder
-from gradientflow._location import core
 from gradientflow.annotations import JsonObject
 from gradientflow.metrics.registry import sources as metrics_sources
 
@@ -31,25 +28,22 @@ def calls() -> list[JsonObject]:
     unless collective; ``members``, the ranks of the communicator, empty if unknown; ``peer``, the rank of a message
     under way; ``text``; ``line``, its place in the program; and ``seconds`` since its begin, None after its end.
     """
-    log: Any = core.recorder
-    now = time.monotonic()
-    sources = {each["number"]: each for each in log.sources()}
+    members = {each["communicator"]: each["members"] for each in recorder.entries.communicators()}
     found: dict[object, JsonObject] = {}
-    for entry in recorder.entries.located_entries():
-        source, is_message = sources.get(entry["source"]), entry["form"] in ("send", "receive")
-        under_way = entry["state"] == "under way"
-        if source is None or not (entry["sequence"] or (is_message and under_way)):
+    for call in recorder.calls():
+        on, is_message = call["communicator"], call["form"] in ("send", "receive")
+        under_way = call["state"] == "under way"
+        if on is None or not (call["sequence"] or (is_message and under_way)):
             continue
-        call = {
-            "on": (on := recorder.entries.identity(entry, source)),
-            "sequence": entry["sequence"],
-            "members": source["members"],
-            "peer": _peer(source, entry["peer"]) if is_message else None,
-            "text": entry["text"] + " of a pool" * (entry["form"] in ("ready", "wait")),
-            "line": _line(entry),
-            "seconds": now - entry["began"] if under_way else None,
+        found[call["call"] if under_way else on] = {
+            "on": on,
+            "sequence": call["sequence"],
+            "members": members[on],
+            "peer": (members[on][call["peer"]] if members[on] else call["peer"]) if is_message else None,
+            "text": call["text"] + " of a pool" * (call["form"] in ("ready", "wait")),
+            "line": f"{os.path.basename(call['file'])}:{call['line']}" if call["file"] else "",
+            "seconds": call["seconds"] if under_way else None,
         }
-        found[entry["number"] if under_way else on] = call
     return list(found.values())
 
 
@@ -62,21 +56,4 @@ def figures() -> dict[str, float]:
     return found
 
 
-def dump(folder: str, rank: int) -> str:
-    """Write the last calls of this process into a file of a folder; return the file."""
-    path = os.path.join(folder, f"rank{rank}.jsonl")
-    recorder.dump(path)
-    return path
-
-
-def _peer(source: JsonObject, rank: int) -> int:
-    members: list[int] = source["members"]
-    return members[rank] if members else rank
-
-
-def _line(entry: JsonObject) -> str:
-    code = entry["code"]
-    return f"{os.path.basename(code.co_filename)}:{entry['line']}" if hasattr(code, "co_filename") else ""
-
-
-__all__ = ["calls", "dump", "figures"]
+__all__ = ["calls", "figures"]

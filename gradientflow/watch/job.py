@@ -19,33 +19,12 @@ LONG_SECONDS = 10.0  # a call that takes longer seems to hang
 
 @dataclass
 class RankState:
-    """State of a rank.
+    """State of a rank; text is empty and figures are None where they are unknown.
 
-    Attributes
-    ----------
-    rank, pid : int
-        Its number, and its process.
-    host, program : str
-        Names of its host and of its program; empty if it gives no answer.
-    silence : str
-        The reason why it gives no answer.
-    call : str
-        Its call under way; empty if there is none.
-    seconds : float
-        Time since the begin of that call.
-    line : str
-        Place of that call in the program, ``train.py:12``; empty if unknown.
-    waits_for : list of int
-        Ranks that have not come to that call.
-    is_slow : bool
-        True if other ranks wait for this rank in most looks.
-    steps_per_second, step_seconds, exposed, bytes_per_second, residual : float or None
-        Rates since the last look: steps, the time of a step, the share of it that waits for communication, bytes sent;
-        norm of the residuals. None if unknown.
-    memory : int
-        Bytes of memory that the process occupies.
-    history : list of float
-        Earlier step times in seconds.
+    `silence` is the reason why it gives no answer. Its call under way has a place such as ``train.py:12``, the seconds
+    since its begin, and the ranks that have not come to it. A rank is slow if other ranks wait for it in most looks.
+    Rates are those since the last look; `exposed` is the share of a step that waits for communication, `residual` the
+    norm of the residuals, `memory` in bytes, `history` earlier step times in seconds.
     """
 
     rank: int
@@ -69,19 +48,7 @@ class RankState:
 
 @dataclass
 class JobState:
-    """State of a job: its ranks that were found, in order.
-
-    Attributes
-    ----------
-    name, program : str
-        Name of the job, and of its program.
-    size : int
-        Number of its ranks.
-    ranks : list of RankState
-        Ranks that were found.
-    age : float
-        Seconds since the first answering rank has begun to watch.
-    """
+    """State of a job: the ranks that were found, in order, of `size`; `age` is that of the first, in seconds."""
 
     name: str
     program: str

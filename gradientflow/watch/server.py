@@ -20,16 +20,10 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Server:
-    """A socket and the thread that answers there. The socket goes with the process.
+    """A socket and the thread that answers there, with the process's life.
 
-    Parameters
-    ----------
-    path : Path
-        File of the socket.
-    answer : callable
-        Gets a question of one line, and returns the answer. Called in the server's thread.
-    pause : callable
-        Does other work of this thread, and returns the seconds after which it is to be called again.
+    In the thread, `answer` gets a question of one line, and `pause` does other work and returns the seconds after which
+    it is to be called again.
     """
 
     def __init__(self, path: Path, answer: Callable[[str], bytes], pause: Callable[[], float | None]) -> None:
