@@ -7,7 +7,6 @@ handler wakes a thread, so that a rank in an endless loop or in a blocking call 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -31,10 +30,10 @@ from gradientflow.process_stat import stat_of
 
 from . import entries as recorded
 from .flight import write_flight_recording
+from .job_name import job_name
 from .private_file import write_privately
 
 _KEPT_JOBS = 20  # in the folder for temporary files
-_JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
 _RANK_VARIABLES = ("GRADIENTFLOW_RANK", *(t["RANK"] for t in (launcher_variables.TORCHRUN, *launcher_variables.MPI)))
 
 
@@ -176,7 +175,7 @@ def _report(
     largest = max(sources, key=lambda source: int(source["size"]), default={"size": 1, "job_rank": 0, "job": 0})
     head = {
         "gradientflow": "calls",
-        "job": _job_name(largest["job"]),
+        "job": f"{largest['job']:08x}" if largest["job"] else job_name(os.environ),
         "rank": largest["job_rank"],
         "size": largest["size"],
         "host": platform.node(),
@@ -189,14 +188,6 @@ def _report(
     }
     lines = [head, *calls, {"stack": recorded.main_stack() if stack is None else stack}]
     return lines if exception is None else [*lines, exception]
-
-
-def _job_name(number: int) -> str:
-    """Return a name that the ranks of a job on this host share, and no other job has."""
-    if number:
-        return f"{number:08x}"
-    names = [name for each in _JOB_VARIABLES if (name := os.environ.get(each))] or [str(os.getppid())]
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
 
 
 def _states_of_ranks() -> dict[str, str]:

@@ -8,11 +8,11 @@ import os
 import threading
 
 from gradientflow._location import core
+from gradientflow.recorder.job_name import job_name
 
 from .at_store import AnswersAtStore
 from .communicators import Communicators, Watched
 from .folder import SocketName, own_folder
-from .job_name import job_name
 from .server import Server
 
 _ATTEMPTS = 3

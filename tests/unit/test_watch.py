@@ -17,12 +17,12 @@ from pace import scaled
 from rich.console import Console
 
 from gradientflow.cli.top_view import picture, sparkline, stack_lines
+from gradientflow.recorder.job_name import job_name
 from gradientflow.watch import folder as folders
 from gradientflow.watch import server as servers
 from gradientflow.watch.client import Rank, ask
 from gradientflow.watch.folder import SocketName, own_folder, sockets
 from gradientflow.watch.job import JobState, JobWatch
-from gradientflow.watch.job_name import job_name
 from gradientflow.watch.server import Server
 from gradientflow.watch.watching import Watching
 
