@@ -23,6 +23,7 @@ from pace import PATIENCE, scaled
 from gradientflow.launch import OPEN_MPI, SESSION_FOLDER, Launcher, module_command, mpirun_command
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+TORCHRUN_LOGS = "PET_LOG_DIR"  # without this variable torchrun leaves a folder in /tmp
 ENDS_WITHOUT_MPI = {"MPI4PY_RC_FINALIZE": "0"}  # of ranks where others die: Open MPI may wait for these at the end
 ENDING_SECONDS = 5.0  # what the kernel and the launcher may take to clear away a job that has ended
 
@@ -145,7 +146,7 @@ def begin(
     process = subprocess.Popen(
         command,
         cwd=cwd,
-        env={SESSION_FOLDER: folder.name, **outside_environment(), **(env or {}), TAG: tag},
+        env={SESSION_FOLDER: folder.name, TORCHRUN_LOGS: folder.name, **outside_environment(), **(env or {}), TAG: tag},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
