@@ -15,6 +15,7 @@ from marks import on_ranks
 from support import RANK, SIZE, WORLD, mine, raises, run_checks, scaled
 
 import gradientflow as gf
+from gradientflow import recorder
 from gradientflow.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -162,6 +163,7 @@ def check_timeouts(comm: gf.Communicator) -> None:
                 for timeout in (0, 0.01):
                     with raises(CommunicationTimeoutError, f"the call was not done within {timeout} s; it goes on"):
                         request.wait(timeout)
+                assert recorder.calls(1)[0]["state"] == "under way"
                 with raises(ArgumentError, "has been started already"):
                     request.start()
             WORLD.Barrier()
@@ -172,6 +174,7 @@ def check_timeouts(comm: gf.Communicator) -> None:
                 assert time.monotonic() < deadline
             assert request.wait(timeout=0) is x
             assert (x == TOTAL).all()
+            assert recorder.calls(1)[0]["state"] == "ended"
 
 
 def check_calls_that_end_as_the_time_does(comm: gf.Communicator) -> None:

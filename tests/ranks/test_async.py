@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,5 +44,6 @@ def test_calls_that_have_failed_are_told_at_exit(mpirun: Callable[..., Any]) -> 
         *(pytest.param(*layout, marks=pytest.mark.slow) for layout in ((5, 0), (2, 1))),
     ],
 )
-def test_prepared_calls(check: Callable[..., Any], ranks: int, node_size: int) -> None:
-    check(ranks, env={"GRADIENTFLOW_NODE_SIZE": str(node_size)}, timeout=100)
+def test_prepared_calls(check: Callable[..., Any], ranks: int, node_size: int, tmp_path: Path) -> None:
+    env = {"GRADIENTFLOW_NODE_SIZE": str(node_size), "GRADIENTFLOW_DUMP": str(tmp_path)}
+    check(ranks, env=env, timeout=100)

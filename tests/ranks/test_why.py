@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faulty_runs import DOORS, Fault, command, difference, settings
 from jobs import Job, outside_environment
 from pace import scaled
+
+ALONE = """
+import contextlib, json, numpy as np, gradientflow as gf
+from gradientflow import recorder
+comm, x = gf.init(), np.zeros(3)
+"""
 
 
 def diagnose(seed: int, door: str, folder: Path, start_command: Callable[..., Job]) -> str:
@@ -67,3 +75,24 @@ def test_off_records_nothing(tmp_path: Path) -> None:
         )
         assert done.stdout.count("barrier") == recorded * 2, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def log_after(program: str) -> Any:
+    """Return the log of calls after a program on one rank."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ALONE}{program}\nprint(json.dumps(recorder.calls()))"],
+        env={**outside_environment(), "GRADIENTFLOW_DUMP": "auto", "GRADIENTFLOW_TRANSPORT": "tcp"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_call_that_is_never_served_has_failed() -> None:
+    program = """
+comm.close()
+with contextlib.suppress(gf.errors.ClosedError):
+    comm.allreduce_async(x)"""
+    assert [call["state"] for call in log_after(program)] == ["failed"]

@@ -322,7 +322,7 @@ void Communicator::start(PreparedCall& prepared, const Release& release) {
 collective::CallResult Communicator::finish(PreparedCall& prepared, std::optional<double> timeout,
                                             const Release& release) {
   check_process();
-  return log_.during(std::exchange(prepared.entry_, 0), [&] { return turns_.finish(prepared, timeout, release); });
+  return turns_.finish(prepared, timeout, release);
 }
 
 bool Communicator::is_finished(PreparedCall& prepared) {

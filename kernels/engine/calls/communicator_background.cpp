@@ -10,6 +10,25 @@ namespace {
 
 constexpr std::chrono::milliseconds patience{2};  // wait for peers before the progress thread takes over
 
+// Call in the log that is served later. It has failed if it is never served.
+class LaterCall {
+ public:
+  LaterCall(LoggedCalls& log, const transport::Signature& signature)
+      : log_(log), entry_(log.begin(CallForm::background, signature)) {}
+  LaterCall(const LaterCall&) = delete;
+  LaterCall& operator=(const LaterCall&) = delete;
+  ~LaterCall() { log_.end(entry_, CallLog::State::failed); }
+
+  template <class Work>
+  auto during(Work work) {
+    return log_.during(std::exchange(entry_, 0), std::move(work));
+  }
+
+ private:
+  LoggedCalls& log_;
+  std::uint64_t entry_;
+};
+
 }  // namespace
 
 void Communicator::check_threads(const char* what) const {
@@ -27,18 +46,17 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call) {
     devices_.bind(placement_of(call).device);
     const auto after = std::make_shared<StreamMarks>(placement_of(call).device);
     after->mark(placement_of(call).stream);
-    return turns_.enqueue([this, call, after, entry = log_.begin(CallForm::background, call.signature),
+    return turns_.enqueue([this, call, after, later = std::make_shared<LaterCall>(log_, call.signature),
                            queued = Times::Clock::now()](Served& served) {
-      log_.during(entry, [&] { serve_in_background(call, *after, queued, served); });
+      later->during([&] { serve_in_background(call, *after, queued, served); });
     });
   }
   if (call.sends_messages()) {
     check_threads("asynchronous calls between nodes");
   }
-  return turns_.enqueue([this, call, entry = log_.begin(CallForm::background, call.signature),
-                         queued = Times::Clock::now()](Served& served) {
-    served = log_.during(entry, [&] { return serve(call, queued); });
-  });
+  return turns_.enqueue(
+      [this, call, later = std::make_shared<LaterCall>(log_, call.signature),
+       queued = Times::Clock::now()](Served& served) { served = later->during([&] { return serve(call, queued); }); });
 }
 
 bool Communicator::has_cores_for_threads() const {
@@ -57,8 +75,8 @@ std::shared_ptr<Handle> Communicator::submit(const collective::Call& call, const
     release();
   }
   return turns_.run_or_enqueue(
-      [this, call, entry = log_.begin(CallForm::background, call.signature), queued = Times::Clock::now()](
-          Served& served) { served = log_.during(entry, [&] { return serve(call, queued); }); },
+      [this, call, later = std::make_shared<LaterCall>(log_, call.signature),
+       queued = Times::Clock::now()](Served& served) { served = later->during([&] { return serve(call, queued); }); },
       [this] { return group_->node().meet(patience); });
 }
 

@@ -39,13 +39,16 @@ void PreparedCall::wait(std::optional<double> timeout, const Communicator::Relea
       throw;
     }
     under_way_ = false;
-    if (handle_ == nullptr) {
-      throw;
-    }
-    handle_->wait({});  // throws the call's error; the call may have succeeded just after the timeout
-    outcome_ = handle_->outcome();
+    communicator_->log().during(std::exchange(entry_, 0), [&] {
+      if (handle_ == nullptr) {
+        throw;
+      }
+      handle_->wait({});  // throws the call's error; the call may have succeeded just after the timeout
+      outcome_ = handle_->outcome();
+    });
   }
   under_way_ = false;
+  communicator_->log().end(std::exchange(entry_, 0));
 }
 
 bool PreparedCall::done() { return !under_way_ || communicator_->is_finished(*this); }
