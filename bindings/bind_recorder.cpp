@@ -86,10 +86,10 @@ py::list list_of(const Items& items) {
 // Message of an object beside the communicators, in the log: a mailbox's, or a parameter server's.
 // Its end is not known here.
 void note_message(bool sends, int peer, std::size_t bytes) {
-  CallLog& log = CallLog::of_process();
-  if (!log.is_on()) {
+  if (!CallLog::is_on()) {
     return;
   }
+  CallLog& log = CallLog::of_process();
   static const int source = log.add({.name = "messages", .identity = "messages"});
   const AtCallSite site;
   log.end(log.begin(source, 0, sends ? CallForm::send : CallForm::receive,

@@ -14,10 +14,15 @@ class AtCallSite {
   AtCallSite();
   AtCallSite(const AtCallSite&) = delete;
   AtCallSite& operator=(const AtCallSite&) = delete;
-  ~AtCallSite() { engine::call_site() = before_; }
+  ~AtCallSite() {
+    if (site_ != nullptr) {
+      *site_ = before_;
+    }
+  }
 
  private:
-  engine::CallSite before_ = engine::call_site();
+  engine::CallSite* site_ = nullptr;  // this thread's, if calls are recorded
+  engine::CallSite before_;
 };
 
 // Sets the function that tells from a file's name if its code belongs to the user's program. Without it, all code does.

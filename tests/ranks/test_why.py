@@ -90,6 +90,17 @@ def log_after(program: str) -> Any:
     return json.loads(done.stdout)
 
 
+def test_the_place_of_a_call_in_frames_of_each_kind() -> None:
+    program = """
+def called(): comm.barrier()
+def made(): yield comm.allreduce(x, out=x)
+called(), list(made()), [comm.broadcast(x) for _ in range(1)], list(map(comm.broadcast, [x]))"""
+    places = [(call["function"], call["line"]) for call in log_after(program)]
+    inlined = "<listcomp>" if sys.version_info < (3, 12) else "<module>"
+    first = ALONE.count("\n") + 2
+    assert places == [("called", first), ("made", first + 1), (inlined, first + 2), ("<module>", first + 2)]
+
+
 def test_a_call_that_is_never_served_has_failed() -> None:
     program = """
 comm.close()

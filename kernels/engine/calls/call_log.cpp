@@ -19,14 +19,15 @@ std::int64_t now() noexcept {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
+thread_local constinit CallSite site_of_thread;
+
 }  // namespace
 
-CallSite& call_site() noexcept {
-  thread_local constinit CallSite site;
-  return site;
-}
+CallSite& call_site() noexcept { return site_of_thread; }
 
 std::string_view name_of(CallForm form) { return forms.at(static_cast<std::size_t>(form)); }
+
+std::atomic<bool> CallLog::is_on_{false};
 
 CallLog& CallLog::of_process() noexcept {
   static CallLog log;
@@ -55,7 +56,7 @@ std::uint64_t CallLog::begin(int source, std::uint32_t sequence, CallForm form,
   const std::uint64_t number = last_.fetch_add(1, relaxed) + 1;
   Slot& slot = slots_[number % capacity];
   const auto words = std::bit_cast<std::array<std::uint64_t, 3>>(signature);
-  const CallSite& site = call_site();
+  const CallSite& site = site_of_thread;
   slot.number.store(0, relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   slot.began.store(now(), relaxed);

@@ -68,7 +68,7 @@ class CallLog {
   [[nodiscard]] static CallLog& of_process() noexcept;
 
   // True once there is a communicator whose calls are recorded.
-  [[nodiscard]] bool is_on() const noexcept { return is_on_.load(std::memory_order_relaxed); }
+  [[nodiscard]] static bool is_on() noexcept { return is_on_.load(std::memory_order_relaxed); }
 
   // Returns the number of the source; its number is ignored.
   int add(Source source);
@@ -103,7 +103,7 @@ class CallLog {
   std::array<Slot, capacity> slots_;
   std::atomic<std::uint64_t> last_{0};
   std::atomic<std::uint64_t> breaks_{0};
-  std::atomic<bool> is_on_{false};
+  static std::atomic<bool> is_on_;
   mutable std::mutex mutex_;  // guards sources
   std::deque<Source> sources_;
   int source_count_ = 0;
