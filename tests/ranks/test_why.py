@@ -107,3 +107,13 @@ comm.close()
 with contextlib.suppress(gf.errors.ClosedError):
     comm.allreduce_async(x)"""
     assert [call["state"] for call in log_after(program)] == ["failed"]
+
+
+@pytest.mark.thorough
+def test_a_communicator_stays_in_the_log_after_many_others() -> None:
+    program = """
+for _ in range(1030):
+    comm.split(0).close()
+comm.barrier()"""
+    calls = log_after(program)
+    assert calls[-1]["communicator"] == calls[-2]["communicator"] is not None

@@ -30,8 +30,8 @@ std::string_view name_of(CallForm form) { return forms.at(static_cast<std::size_
 std::atomic<bool> CallLog::is_on_{false};
 
 CallLog& CallLog::of_process() noexcept {
-  static CallLog log;
-  return log;
+  static auto* const log = new CallLog();  // NOLINT(*-owning-memory)
+  return *log;
 }
 
 int CallLog::add(Source source) {
@@ -39,10 +39,18 @@ int CallLog::add(Source source) {
   source.number = source_count_++;
   sources_.push_back(std::move(source));
   if (sources_.size() > most_sources) {
-    sources_.pop_front();
+    const auto gone = std::find_if(sources_.begin(), sources_.end(), [](const Source& each) { return each.is_gone; });
+    sources_.erase(gone, gone == sources_.end() ? gone : gone + 1);
   }
   is_on_ = true;
   return sources_.back().number;
+}
+
+void CallLog::remove(int number) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Source& each : sources_) {
+    each.is_gone = each.is_gone || each.number == number;
+  }
 }
 
 std::vector<CallLog::Source> CallLog::sources() const {
@@ -111,6 +119,12 @@ std::vector<CallLog::Entry> CallLog::entries() const {
 LoggedCalls::LoggedCalls(CallLog::Source source, bool is_on) : identity_(source.identity) {
   if (is_on) {
     source_ = log_.add(std::move(source));
+  }
+}
+
+LoggedCalls::~LoggedCalls() {
+  if (source_ >= 0) {
+    log_.remove(source_);
   }
 }
 

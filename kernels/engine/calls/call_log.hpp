@@ -51,6 +51,7 @@ class CallLog {
     int size = 1;                   // number of ranks
     int job_rank = 0;               // rank in the job
     std::vector<int> members = {};  // ranks in the job, by rank; empty if unknown
+    bool is_gone = false;
   };
 
   struct Entry {
@@ -64,14 +65,15 @@ class CallLog {
     CallSite site = {};
   };
 
-  // Returns the log of this process.
+  // Returns the log of this process, which is never destroyed: threads may end after the static objects.
   [[nodiscard]] static CallLog& of_process() noexcept;
 
   // True once there is a communicator whose calls are recorded.
   [[nodiscard]] static bool is_on() noexcept { return is_on_.load(std::memory_order_relaxed); }
 
-  // Returns the number of the source; its number is ignored.
+  // Returns the number of the source; its number is ignored. A source that is gone is kept until there are many.
   int add(Source source);
+  void remove(int number) noexcept;
   [[nodiscard]] std::vector<Source> sources() const;
 
   // Returns the entry's number, for end().
@@ -114,6 +116,9 @@ class LoggedCalls {
  public:
   // Records nothing if `is_on` is false.
   LoggedCalls(CallLog::Source source, bool is_on);
+  LoggedCalls(const LoggedCalls&) = delete;
+  LoggedCalls& operator=(const LoggedCalls&) = delete;
+  ~LoggedCalls();
 
   // Return an entry's number, for end(); 0 if nothing is recorded.
   std::uint64_t begin(CallForm form, const transport::Signature& signature) noexcept {
