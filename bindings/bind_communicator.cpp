@@ -419,6 +419,7 @@ void bind_communicator(py::module_& module) {
       .def("is_alive", &Communicator::is_alive, py::arg("rank"))
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
+      .def_property_readonly("job_rank", [](const Communicator& self) { return self.group().endpoint().job_rank(); })
       .def_property_readonly("local_rank", &Communicator::local_rank)
       .def_property_readonly("local_size", &Communicator::local_size)
       .def_property_readonly("node", &Communicator::node)

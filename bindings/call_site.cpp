@@ -95,6 +95,9 @@ engine::CallSite innermost() {
 #if PY_VERSION_HEX >= 0x030C0000
   PyObject* const code = PyUnstable_InterpreterFrame_GetCode(frame);
   Py_DECREF(code);  // the frame holds it
+  if (PyCode_Check(code) == 0) {
+    return {};  // the interpreter's entry, while a frame that C has called is cleared
+  }
   return {code, PyUnstable_InterpreterFrame_GetLasti(frame)};
 #elif PY_VERSION_HEX >= 0x030B0000
   return {frame->f_code, _PyInterpreterFrame_LASTI(frame) * std::int32_t{sizeof(_Py_CODEUNIT)}};
@@ -105,7 +108,7 @@ engine::CallSite innermost() {
 
 engine::CallSite site_of_caller() {
   engine::CallSite site = innermost();
-  if (site.code == nullptr || is_users(static_cast<PyCodeObject*>(const_cast<void*>(site.code)))) {  // NOLINT
+  if (site.code != nullptr && is_users(static_cast<PyCodeObject*>(const_cast<void*>(site.code)))) {  // NOLINT
     return site;
   }
   site = {};

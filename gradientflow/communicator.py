@@ -109,7 +109,6 @@ class Communicator:
             self._native = core.Communicator(endpoint, self._config, None if within is None else within._native)
         self.rank: int = self._native.rank
         self.size: int = self._native.size
-        self._job_rank = self.rank
         recorder.start(self._config["dump"], self.size)
         self.local_rank: int = self._native.local_rank
         self.local_size: int = self._native.local_size
@@ -895,7 +894,6 @@ class Communicator:
                 part.Free()
                 raise
         made._transport_remark = self._transport_remark
-        made._job_rank = self._job_rank
         return made
 
     def _own_part(self, color: int) -> Communicator:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from inspect import signature
+from threading import get_ident
 from typing import Any
 
 from gradientflow.recorder.entries import note_start
@@ -15,9 +17,11 @@ try:
     from jax.interpreters import mlir
 
     abstract_token: object = core.abstract_token
-    _START = dispatch.RuntimeTokenSet.get_token_input.__code__
 except (ImportError, AttributeError) as error:
     raise ImportError(untried(installed_version() or "") or "gradientflow.jax needs JAX: pip install jax") from error
+
+_START: object = getattr(getattr(dispatch.runtime_tokens, "get_token_input", None), "__code__", None)
+_starters: set[int] = set()  # threads that have started programs
 
 
 def ordered_effect(name: str) -> effects.Effect:
@@ -43,8 +47,10 @@ def ordered_effect(name: str) -> effects.Effect:
 def _hash_at_start(effect: effects.Effect) -> int:
     """Return the hash of an effect, by which JAX looks for its token: a program starts then, at a line to be noted."""
     if sys._getframe(1).f_code is _START:
-        buffers: list[Any] = [token._buf for token in dispatch.runtime_tokens.current_tokens.values()]
-        note_start(overlaps=not all(each.is_ready() for each in buffers))
+        with suppress(Exception):  # an unknown line is no reason for a program to fail
+            _starters.add(get_ident())
+            buffers: list[Any] = [token._buf for token in dispatch.runtime_tokens.current_tokens.values()]
+            note_start(overlaps=len(_starters) > 1 or not all(each.is_ready() for each in buffers))
     return id(effect)
 
 

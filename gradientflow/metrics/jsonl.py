@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from gradientflow.errors import ArgumentError
 
@@ -16,11 +19,11 @@ class JsonLines:
     """A file of this rank, which replaces an earlier file of its name; see `file_of_rank`."""
 
     def __init__(self, name: str, rank: int) -> None:
-        self._path = file_of_rank(name, rank)
+        path = file_of_rank(name, rank)
         try:
-            self._file = self._path.open("w", encoding="utf-8")
+            self._path, self._file = _opened(path)
         except OSError as error:
-            raise ArgumentError(f"GRADIENTFLOW_METRICS: {self._path} cannot be written: {error}") from error
+            raise ArgumentError(f"GRADIENTFLOW_METRICS: {path} cannot be written: {error}") from error
 
     def write(self, source: Source, values: Values) -> None:
         """Write a line, with null for values that are not finite."""
@@ -36,6 +39,28 @@ class JsonLines:
     def __str__(self) -> str:
         """Return the path of the file."""
         return str(self._path)
+
+
+def _opened(path: Path) -> tuple[Path, TextIO]:
+    """Open a file, emptied; while a process writes to it, one with a number, such as run.rank2.1.jsonl.
+
+    A rank that comes back has the rank of a process that is still there, and had another rank before.
+    """
+    free, number = path, 0
+    while True:
+        file = free.open("a", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            number += 1
+            free = path.with_stem(f"{path.stem}.{number}")
+            continue
+        except OSError:
+            pass  # a file system without locks
+        with suppress(OSError):  # a pipe has no length
+            file.truncate(0)
+        return free, file
 
 
 def file_of_rank(name: str, rank: int) -> Path:

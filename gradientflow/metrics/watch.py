@@ -40,7 +40,12 @@ class Watched:
 
 
 def watch(
-    kind: str, name: str, comm: Communicator, metrics: Callable[[], Values], here: Communicator | None
+    kind: str,
+    name: str,
+    comm: Communicator,
+    metrics: Callable[[], Values],
+    here: Communicator | None,
+    rank: int | None = None,
 ) -> Watched:
     """List a source of metrics, and write them if the settings of `comm` say so.
 
@@ -53,6 +58,8 @@ def watch(
     here : Communicator or None
         `comm` if all ranks of it make this call together. Otherwise nothing is communicated, and a place that cannot
         be written is left out, with a warning.
+    rank : int, optional
+        Rank of this process in the job; the communicator's by default.
 
     Raises
     ------
@@ -60,11 +67,11 @@ def watch(
         On every rank, if metrics cannot be written there, or a package for it is missing.
     """
     places = comm.describe()["settings"]["metrics"]
-    writer = None
+    writer, rank = None, comm._native.job_rank if rank is None else rank
     if places != "off":
-        writer = import_module(".writer", __package__).writer_of(places, comm._job_rank, here if here is comm else None)
+        writer = import_module(".writer", __package__).writer_of(places, rank, here if here is comm else None)
         metrics()  # from now on the source keeps what takes time
-    return Watched(register(kind, name, comm._job_rank, metrics), writer)
+    return Watched(register(kind, name, rank, metrics), writer)
 
 
 __all__ = ["Watched", "watch"]

@@ -330,14 +330,13 @@ class _Job:
     ) -> Diagnosis:
         """Return the verdict about ranks that did not come to a call."""
         lost = self.lost()
-        absent = [rank for rank in missing if rank not in self.reports]
-        ranks = absent or list(missing)
+        states: JsonObject = next((each.head["states"] for each in self._by_time() if each.head["states"]), {})
+        # The end of the job lets a stopped rank write a report.
+        stopped = [rank for rank in missing if states.get(str(rank)) in ("T", "t") and lost.get(rank) != "died"]
+        ranks = stopped or [rank for rank in missing if rank not in self.reports] or list(missing)
         rank = ranks[0]
-        place, kind = here, lost.get(rank, "silent")
+        place, kind = here, "stopped" if stopped else lost.get(rank, "silent")
         end = f"; {waits}." if waits else "."
-        state = next((each.head["states"].get(str(rank)) for each in self._by_time() if each.head["states"]), None)
-        if kind != "died" and state in ("T", "t"):  # even if the end of the job let it write a report
-            kind = "stopped"
         if rank not in self.reports or kind == "stopped":
             text = {
                 "died": "has died",
@@ -414,7 +413,8 @@ class _Job:
             where = f"at {place_text(place)}{_inside(place['function'])}" if place else "at an unknown line"
             groups[where].append(rank)
         told = [f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {where}" for where, ranks in groups.items()]
-        return Diagnosis("no_call", (), None, f"No rank has made a call: {', '.join(told)}.")
+        who = "rank" if len(self.reports) == self.size else "rank with a report"
+        return Diagnosis("no_call", (), None, f"No {who} has made a call: {', '.join(told)}.")
 
     def _by_time(self) -> list[Report]:
         return sorted(self.reports.values(), key=lambda report: float(report.head["time"]))

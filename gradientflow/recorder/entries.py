@@ -29,7 +29,7 @@ def is_ours(file: str) -> bool:
 
 def is_users(file: str) -> bool:
     """Tell whether code of this file belongs to the user's program: not to this package, Python, PyTorch or JAX."""
-    if is_ours(file) or file.startswith("<frozen ") or any(part in file for part in _FRAMEWORKS):
+    if is_ours(file) or file.startswith(("<frozen ", "<shim>")) or any(part in file for part in _FRAMEWORKS):
         return False
     return _PACKAGES in file or not file.startswith(_LIBRARY)
 
@@ -45,9 +45,10 @@ def calls(last: int = 1000) -> list[JsonObject]:
     Returns
     -------
     list of dict
-        ``call`` counts the calls of the process, ``sequence`` the collective calls of the communicator (0 for others).
-        ``state`` is "under way", "ended" or "failed", ``seconds`` the time since the beginning. ``file``, ``line`` and
-        ``function`` are those of the user's program; None if a call comes from elsewhere.
+        ``call`` counts the calls of the process and the starts of JAX programs, ``sequence`` the collective calls of
+        the communicator (0 for others). ``state`` is "under way", "ended" or "failed", ``seconds`` the time since the
+        beginning. ``file``, ``line`` and ``function`` are those of the user's program; None if a call comes from
+        elsewhere.
     """
     now = time.monotonic()
     sources = {source["number"]: source for source in core.recorder.sources()}
@@ -66,7 +67,8 @@ def located_entries() -> list[JsonObject]:
     A call that may belong to programs of several lines stays without a line.
     """
     found: list[JsonObject] = []
-    sites: set[tuple[CodeType | None, int | None]] = set()  # where the programs started that may run now
+    # Where the programs started that may run now: at first unknown.
+    sites: set[tuple[CodeType | None, int | None]] = {(None, None)}
     for entry in core.recorder.entries():
         if entry["form"] == "send" and entry["peer"] == _START:
             sites = {*(sites if entry["count"] else ()), (entry["code"], entry["line"])}

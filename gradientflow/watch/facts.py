@@ -28,12 +28,13 @@ def calls() -> list[JsonObject]:
     unless collective; ``members``, the ranks of the communicator, empty if unknown; ``peer``, the rank of a message
     under way; ``text``; ``line``, its place in the program; and ``seconds`` since its begin, None after its end.
     """
-    members = {each["communicator"]: each["members"] for each in recorder.entries.communicators()}
     found: dict[object, JsonObject] = {}
-    for call in recorder.calls():
+    made = recorder.calls()
+    members = {each["communicator"]: each["members"] for each in recorder.entries.communicators()}
+    for call in made:
         on, is_message = call["communicator"], call["form"] in ("send", "receive")
         under_way = call["state"] == "under way"
-        if on is None or not (call["sequence"] or (is_message and under_way)):
+        if on not in members or not (call["sequence"] or (is_message and under_way)):
             continue
         found[call["call"] if under_way else on] = {
             "on": on,

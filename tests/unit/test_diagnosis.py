@@ -144,8 +144,10 @@ def test_calls_in_compiled_programs_have_the_lines_that_started_these(monkeypatc
     inside = {"form": "blocking", "peer": None, "kind": "allreduce", "code": None, "line": None}
     made = [(1, False), None, None, (2, True), None, (2, True), None, (3, False), None]
     kept = [{**inside} if each is None else {**start, "line": each[0], "count": each[1]} for each in made]
-    monkeypatch.setattr(entries, "core", SimpleNamespace(recorder=SimpleNamespace(entries=lambda: kept)))
-    assert [entry["line"] for entry in entries.located_entries()] == [1, 1, None, None, 3]
+    for left, lines in ((kept, [1, 1, None, None, 3]), (kept[3:], [None, None, 3])):  # also without the first start
+        recorder = SimpleNamespace(entries=lambda left=left: [{**entry} for entry in left])
+        monkeypatch.setattr(entries, "core", SimpleNamespace(recorder=recorder))
+        assert [entry["line"] for entry in entries.located_entries()] == lines
 
 
 @pytest.mark.parametrize(
@@ -163,18 +165,23 @@ def test_the_fate_of_a_rank_without_report(text: str, kind: str) -> None:
 
 
 def test_a_stopped_rank_that_writes_a_report_at_its_end() -> None:
-    waits = report(0, 2, [call(1, Site(3, "allreduce 10 float32"), "failed")])
-    waits.head["states"]["1"] = "T"
-    at_its_end = replace(report(1, 2, [], time=105.0), stack=[{"file": "/x.py", "line": 9, "function": "load"}])
-    found = diagnose([waits, at_its_end])
-    assert (found.kind, found.ranks, line_of(found)) == ("stopped", (1,), 3)
+    waits = report(0, 3, [call(1, Site(3, "allreduce 10 float32"), "failed")])
+    at_the_end = [
+        replace(report(rank, 3, [], time=105.0), stack=[{"file": "/x.py", "line": 9, "function": "load"}])
+        for rank in (1, 2)
+    ]
+    for stopped in (1, 2):
+        waits.head["states"] = {str(stopped): "T"}
+        found = diagnose([waits, *at_the_end])
+        assert (found.kind, found.ranks, line_of(found)) == ("stopped", (stopped,), 3)
 
 
 def test_ranks_without_a_call_and_the_places_where_they_are() -> None:
     places = [{"file": "/home/me/train.py", "line": line, "function": "load"} for line in (9, 9, 7)]
     found = diagnose([replace(report(rank, 3, []), stack=[place]) for rank, place in enumerate(places)])
     assert found.kind == "no_call"
-    assert "ranks 0, 1 are at train.py:9, in load(), rank 2 is at train.py:7, in load()." in found.sentence
+    assert found.sentence.startswith("No rank has made a call: ranks 0, 1 are at train.py:9, in load(), rank 2 is at ")
+    assert diagnose([report(0, 3, [])]).sentence.startswith("No rank with a report has made a call: ")
 
 
 def test_an_exception_of_one_rank() -> None:

@@ -110,6 +110,14 @@ def test_files_of_ranks(name: str, path: str) -> None:
     assert file_of_rank(name, 3) == Path(path)
 
 
+def test_a_file_in_use_stays(tmp_path: Path) -> None:
+    name = str(tmp_path / "run.jsonl")
+    first, second = JsonLines(name, 2), JsonLines(name, 2)
+    assert [Path(str(each)).name for each in (first, second)] == ["run.rank2.jsonl", "run.rank2.1.jsonl"]
+    first.close()
+    assert str(JsonLines(name, 2)) == str(first)
+
+
 def test_lines_are_json_when_a_value_is_not_finite(tmp_path: Path) -> None:
     lines = JsonLines(str(tmp_path / "run.jsonl"), 0)
     lines.write(registry.Source("training", "one", 0, dict), {"gradientflow_gradient_norm": float("nan")})

@@ -103,9 +103,9 @@ class ProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._watched: Watched | None = None
         if members is not None:
             self._begin(members)
-            comm = self._collectives.communicator
+            comm, rank = self._collectives.communicator, members.world_ranks[self._place.rank]
             try:
-                self._watched = watch("process_group", f"process group {name}", comm, self._live, comm)
+                self._watched = watch("process_group", f"process group {name}", comm, self._live, comm, rank)
             except GradientFlowError:
                 self.abort()
                 raise
