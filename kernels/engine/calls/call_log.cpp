@@ -30,7 +30,7 @@ std::string_view name_of(CallForm form) { return forms.at(static_cast<std::size_
 std::atomic<bool> CallLog::is_on_{false};
 
 CallLog& CallLog::of_process() noexcept {
-  static auto* const log = new CallLog();  // NOLINT(*-owning-memory)
+  static auto* const log = new CallLog();  // NOLINT(*-owning-memory,*-at-new)
   return *log;
 }
 
