@@ -166,6 +166,7 @@ def write(path: Path, text: str) -> Path:
 def times_raised(output: str, fragment: str) -> int:
     """Count the ranks whose tracebacks contain the fragment, a regular expression; equal ones are shown once."""
     count, shown = 0, ""
+    output = re.sub(r"(another exception occurred:|following exception:)\n\nTraceback ", r"\1\n\n Traceback ", output)
     for block in re.split(r"^(?=(?:\[ranks? .*\] )?(?:Traceback|the same traceback) )", output, flags=re.MULTILINE)[1:]:
         label = re.match(r"\[ranks? ([-, \d]+)\]", block)
         runs = [run.split("-") for run in (label[1] if label else "0").split(", ")]
