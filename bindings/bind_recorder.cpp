@@ -45,6 +45,7 @@ py::dict dict_of(const CallLog::Source& source) {
   facts["size"] = source.size;
   facts["job_rank"] = source.job_rank;
   facts["members"] = source.members;
+  facts["pids"] = source.pids;
   return facts;
 }
 

@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from gradientflow import launcher_variables
 from gradientflow._location import core
 from gradientflow.annotations import JsonObject
 from gradientflow.blocked_signals import signals_blocked
@@ -34,7 +33,6 @@ from .job_name import job_name
 from .private_file import write_privately
 
 _KEPT_JOBS = 20  # in the folder for temporary files
-_RANK_VARIABLES = ("GRADIENTFLOW_RANK", *(t["RANK"] for t in (launcher_variables.TORCHRUN, *launcher_variables.MPI)))
 
 
 def start(setting: str, size: int) -> None:
@@ -183,27 +181,21 @@ def _report(
         "time": time.time(),
         "reason": reason,
         "text": text,
-        "states": _states_of_ranks() if reason != "exception" else {},
+        "states": _states_of_ranks(int(largest["size"])) if reason != "exception" else {},
         "communicators": [source for source in sources if source["communicator"] in used],
     }
     lines = [head, *calls, {"stack": recorded.main_stack() if stack is None else stack}]
     return lines if exception is None else [*lines, exception]
 
 
-def _states_of_ranks() -> dict[str, str]:
-    """Return the states of the processes that this one's parent has started, by rank: T is a stopped process."""
+def _states_of_ranks(size: int) -> dict[str, str]:
+    """Return the states of the processes on this host, by rank in a job of `size` ranks: T is a stopped process."""
     states = {}
-    with suppress(OSError):
-        for process in Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
-            with suppress(OSError, ValueError):
-                variables = dict(
-                    entry.split("=", 1)
-                    for entry in Path(f"/proc/{process}/environ").read_text().split("\0")
-                    if "=" in entry
-                )
-                rank = next((variables[name] for name in _RANK_VARIABLES if name in variables), None)
-                if rank is not None:
-                    states[rank] = stat_of(process)[0]
+    for source in core.recorder.sources():
+        if source["members"] or source["size"] == size:
+            for rank, process in zip(source["members"] or range(size), source["pids"], strict=True):
+                with suppress(OSError):
+                    states[str(rank)] = stat_of(process)[0]
     return states
 
 

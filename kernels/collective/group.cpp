@@ -28,8 +28,12 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
     config_.window = endpoint_->limits().window;
   }
   check_configuration();
-  topology_ = transport::group_ranks(endpoint_->allgather(transport::host_key()), endpoint_->rank(), config_.node_size);
+  const auto hosts = endpoint_->allgather(transport::host_key());
+  topology_ = transport::group_ranks(hosts, endpoint_->rank(), config_.node_size);
   topology_.pids = endpoint_->allgather(getpid());
+  for (std::size_t r = 0; r < hosts.size(); ++r) {
+    topology_.pids[r] *= static_cast<pid_t>(hosts[r] == hosts[static_cast<std::size_t>(endpoint_->rank())]);
+  }
   std::string reason;
   node_ = transport::Node::join(*endpoint_, topology_, config_, reason);
   if (node_ == nullptr) {

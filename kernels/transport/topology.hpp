@@ -15,7 +15,7 @@ struct Topology {
   int rank = 0;
   std::vector<int> node_of;               // node of each rank
   std::vector<std::vector<int>> members;  // ranks of each node
-  std::vector<pid_t> pids;                // process of each rank
+  std::vector<pid_t> pids;                // process of each rank of this host; 0 for ranks of other hosts
   std::string remark;                     // reason why nodes differ from hosts, if they do
 
   [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }

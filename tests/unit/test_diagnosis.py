@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from jobs import outside_environment
 
 from gradientflow.annotations import JsonObject
 from gradientflow.recorder import entries
@@ -227,14 +224,3 @@ def test_reports_follow_no_links(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
     assert (tmp_path / "rank0.jsonl").read_bytes() == b"calls"
     assert (tmp_path / "rank0.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_processes_beside_the_ranks_do_not_hinder_a_report() -> None:
-    """A child of this process that is no rank stands beside the one that asks."""
-    program = "from gradientflow.recorder import dumps; print(dumps._states_of_ranks())"
-    with subprocess.Popen(["sleep", "60"]) as sibling:
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=outside_environment()
-        )
-        sibling.kill()
-    assert (done.stdout, done.stderr) == ("{}\n", "")

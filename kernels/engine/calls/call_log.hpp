@@ -4,6 +4,8 @@
 // lock. Slots are overwritten in turn; a reader leaves out slots that change while it reads them.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -51,6 +53,7 @@ class CallLog {
     int size = 1;                   // number of ranks
     int job_rank = 0;               // rank in the job
     std::vector<int> members = {};  // ranks in the job, by rank; empty if unknown
+    std::vector<pid_t> pids = {};   // processes, by rank; 0 on other hosts
     bool is_gone = false;
   };
 

@@ -17,7 +17,8 @@ CallLog::Source source_of(const collective::Group& group, const std::string& nam
                          .identity = ordinal,
                          .rank = endpoint.rank(),
                          .size = endpoint.size(),
-                         .job_rank = endpoint.job_rank()};
+                         .job_rank = endpoint.job_rank(),
+                         .pids = group.topology().pids};
   if (!endpoint.transport().is_mpi) {
     const transport::Invitation invitation = endpoint.invitation();
     source.identity = std::to_string(invitation.id);
