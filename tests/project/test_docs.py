@@ -26,7 +26,7 @@ SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
 MORE_PAGES = [
     *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
     *("docs/jax.md", "docs/metrics.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
-    *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/simulate.md"),
+    *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/simulate.md", "docs/joining.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
@@ -46,6 +46,9 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/simulate.md", "the command below starts it"): 1,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
+        ("docs/joining.md", "a part of a program"): 1,
+        ("docs/joining.md", "the command below starts it"): 1,
+        ("docs/launching.md", "the command below starts it"): 1,
         ("docs/metrics.md", "needs an account"): 1,
         ("docs/metrics.md", "needs MLflow"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
