@@ -27,12 +27,13 @@ MORE_PAGES = [
     *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
     *("docs/jax.md", "docs/metrics.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
     *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/simulate.md", "docs/joining.md"),
+    *("docs/install.md", "docs/netlab.md", "docs/my-job-hangs.md", "docs/c-api.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
-    *("docs/own-strategies.md", "docs/timeline.md"),
+    *("docs/own-strategies.md", "docs/timeline.md", "docs/pytorch-process-group.md"),
 ]
-PAGES = [*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
         ("README.md", "this block installs the package"): 1,
@@ -43,6 +44,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/fault-tolerance.md", "a part of a program"): 2,
         ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
+        ("docs/gpus.md", "needs a GPU"): 1,
         ("docs/simulate.md", "the command below starts it"): 1,
         ("docs/jax.md", "a part of a program"): 1,
         ("docs/jax.md", "the command below starts it"): 1,
@@ -51,7 +53,12 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/launching.md", "the command below starts it"): 1,
         ("docs/metrics.md", "needs an account"): 1,
         ("docs/metrics.md", "needs MLflow"): 1,
+        ("docs/my-job-hangs.md", "the command below starts it"): 1,
+        ("docs/pytorch-process-group.md", "a part of a program"): 1,
+        ("docs/pytorch-process-group.md", "needs a GPU"): 1,
         ("docs/pytorch.md", "needs a GPU"): 1,
+        ("docs/trainers.md", "a part of a program"): 6,
+        ("docs/trainers.md", "test_trainers.py runs it"): 1,
     }
 )
 
@@ -144,7 +151,7 @@ def _hosts_can_be_made(request: pytest.FixtureRequest) -> bool:
 def test_every_block_says_what_it_is() -> None:
     for page in PAGES:
         for block in blocks_of(page):
-            known = block.language in ("sh", "python", "text", "diff", "toml")
+            known = block.language in ("sh", "python", "text", "diff", "toml", "c", "cmake")
             assert known or block.saved_as or block.not_run, f"{page}:{block.line}: {block.language!r}"
 
 

@@ -7,7 +7,7 @@
 - ``text`` directly behind one of these: what it prints. Every line must be in the output, in any order, because ranks
   print as they come; ``...`` stands for anything. Python with such a block is a program of its own, and fails where the
   last line names an exception.
-- ``text`` elsewhere, ``diff``, ``toml``: for the reader.
+- ``text`` elsewhere, ``diff``, ``toml``, ``c``, ``cmake``: for the reader.
 """
 
 from __future__ import annotations
