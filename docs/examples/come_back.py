@@ -1,4 +1,4 @@
-"""Ranks that die are started again: ``gradientflow run -n 3 --min-ranks 1 --restart -- python come_back.py``."""
+"""Ranks that die are started again by ``gradientflow run --min-ranks 2 --restart``."""
 
 import os
 import signal

@@ -42,7 +42,7 @@ NOT_RUN: Counter[tuple[str, str]] = Counter(
         ("docs/clusters.md", "test_ray.py runs it"): 2,
         ("docs/clusters.md", "test_slurm.py runs it"): 2,
         ("docs/fault-tolerance.md", "a part of a program"): 2,
-        ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 2,
+        ("docs/fault-tolerance.md", "test_torch_survival.py runs it"): 3,
         ("docs/fault-tolerance.md", "the command below starts it"): 2,
         ("docs/gpus.md", "needs a GPU"): 1,
         ("docs/simulate.md", "the command below starts it"): 1,
@@ -105,7 +105,7 @@ def test_code_blocks_run_as_they_stand(
         pytest.importorskip("jax")
     if any("bench train" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("sklearn")
-    if any("--plot" in block.text for block in blocks if block.language == "sh"):
+    if any("plot" in block.text for block in blocks if block.language == "sh"):
         pytest.importorskip("matplotlib")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     path = [sysconfig.get_path("scripts"), str(Path(launcher.path).parent), os.environ.get("PATH", os.defpath)]
