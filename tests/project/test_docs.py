@@ -101,12 +101,9 @@ def test_code_blocks_run_as_they_stand(
     runs_torch = {"python": "torch", "sh": "torchrun"}
     if any(runs_torch[block.language] in block.text for block in blocks if block.language in runs_torch):
         pytest.importorskip("torch")
-    if any("--jax" in block.text for block in blocks if block.language == "sh"):
-        pytest.importorskip("jax")
-    if any("bench train" in block.text for block in blocks if block.language == "sh"):
-        pytest.importorskip("sklearn")
-    if any("plot" in block.text for block in blocks if block.language == "sh"):
-        pytest.importorskip("matplotlib")
+    for words, package in (("--jax", "jax"), ("bench train", "sklearn"), ("plot", "matplotlib")):
+        if any(words in block.text for block in blocks if block.language == "sh"):
+            pytest.importorskip(package)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     path = [sysconfig.get_path("scripts"), str(Path(launcher.path).parent), os.environ.get("PATH", os.defpath)]
     env = {
