@@ -241,10 +241,10 @@ class _Job:
                 kind = "dtype"
             elif call["kind"] == usual["kind"] and call["count"] != usual["count"]:
                 kind = "shape"
-        elif history.follows(_site(usual), _site(call)):
+        elif history.follows(usual, call):
             kind, place = "skipped", usual
             did = f": it left out the call of {place_text(usual, of_call=True)}"
-        elif history.follows(_site(call), _site(usual)):
+        elif history.follows(call, usual):
             kind, did = "swapped", f": it made this call before that of {place_text(usual, of_call=True)}"
         sentence = (
             f"{ranks_text(odd).capitalize()} called {_call_text(call)}, "
@@ -431,20 +431,20 @@ class _History:
             for rank, call in calls[number].items():
                 after = calls.get(number + 1, {}).get(rank)
                 if number + 1 < sequence and after is not None:
-                    self._pairs[_site(call), _site(after)] += 1
+                    self._pairs[_kind_and_site(call), _kind_and_site(after)] += 1
                 if number < sequence:
                     self._texts.add((_site(call), call["text"]))
 
-    def follows(self, first: object, second: object) -> bool:
-        """Tell whether a call at the second place came next after a call at the first."""
-        return (first, second) in self._pairs
+    def follows(self, first: JsonObject, second: JsonObject) -> bool:
+        """Tell whether a call of the second's kind and place came next after one of the first's."""
+        return (_kind_and_site(first), _kind_and_site(second)) in self._pairs
 
     def novelty(self, rank: int) -> int:
         """Return how new a rank's call is: 1 for its form at this place, 1 for its place after the one before."""
         call = self._calls[self._sequence][rank]
         before = self._calls.get(self._sequence - 1, {}).get(rank)
         is_new = (_site(call), call["text"]) not in self._texts
-        return is_new + (before is not None and not self.follows(_site(before), _site(call)))
+        return is_new + (before is not None and not self.follows(before, call))
 
 
 def _kind_and_site(call: JsonObject) -> object:

@@ -112,6 +112,20 @@ def test_a_left_out_call(sites: list[Site], places: tuple[int, int, int, int]) -
     assert line_of(found) == left_out.line
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_call_of_another_kind_at_the_same_line_is_no_model(odd: int) -> None:
+    """DistributedDataParallel once broadcasts its new buckets before it averages them, in the same backward pass."""
+    measure, broadcast, average = (
+        Site(3, "allreduce 9 float32"),
+        Site(4, "broadcast 3 int32"),
+        Site(4, "allreduce 7 int8"),
+    )
+    usual = [measure, average, measure, broadcast, average, measure, average]
+    programs = [usual + ([average] if rank == odd else [measure, average]) for rank in (0, 1)]
+    found = diagnose(run(programs))
+    assert (found.ranks, line_of(found)) == ((odd,), 3)
+
+
 @given(SITES, PLACES, st.sampled_from([("shape", "11 float32"), ("dtype", "10 float64")]))
 def test_another_tensor(sites: list[Site], places: tuple[int, int, int, int], change: tuple[str, str]) -> None:
     programs, rank, index = programs_of(sites, places)
