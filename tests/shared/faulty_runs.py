@@ -17,14 +17,13 @@ sys.path.append(str(PROGRAMS))
 
 from faulty import DOORS, Fault  # noqa: E402
 
+FAULTY = [sys.executable, str(PROGRAMS / "faulty.py")]
 
-def command(fault: Fault, seed: int) -> list[str]:
+
+def command(fault: Fault, seed: int, program: Sequence[str] = FAULTY) -> list[str]:
     """Write the command line of a seed's job."""
-    program = [sys.executable, str(PROGRAMS / "faulty.py"), str(seed), fault.door]
-    # Imported once for all ranks; what JAX starts at its import cannot be forked.
-    preload = ["--preload", "torch,torch._dynamo,gradientflow.torch"] if fault.door in ("ddp", "optimizer") else []
-    options = ["--transport", "tcp", "-n", str(fault.ranks), *preload]
-    return module_command("gradientflow.cli", ["run", *options, "--", *program])
+    options = ["--transport", "tcp", "-n", str(fault.ranks)]
+    return module_command("gradientflow.cli", ["run", *options, "--", *program, str(seed), fault.door])
 
 
 def settings(folder: str | Path, seconds: float) -> dict[str, str]:
