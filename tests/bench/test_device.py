@@ -145,7 +145,7 @@ def test_allreduce_is_measured_beside_mpi_through_the_host(device_env: Mapping[s
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("collective", ["reduce-scatter", "scatter"])
+@pytest.mark.parametrize("collective", ["reduce-scatter", pytest.param("scatter", marks=pytest.mark.slow)])
 def test_arrays_of_different_lengths_are_right(collective: str, device_env: Mapping[str, str]) -> None:
     ended = bench(collective, "-n", "3", "--sizes", "4000", "--iterations", "5", "--compare", "", env=device_env)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -47,7 +47,7 @@ def test_hosts_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_ranks_die_and_all_is_right(tmp_path: Path) -> None:
     """In a job of each of these groups."""
-    names = ["collectives", "csc", "asgd", "diloco", "hpsgd"]
+    names = ["collectives", "asgd", "diloco"]
     options = ["-n", "3", "--kills", "1", "--events", "1", "--seed", "7"]
     jobs = [job for name in names for job in survive(tmp_path, *options, "--strategy", name)]
     events = [event for job in jobs for event in job["events"]]

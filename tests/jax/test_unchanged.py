@@ -22,8 +22,8 @@ pytestmark = needs_jax
 @pytest.mark.parametrize(
     ("ranks", "transport", "node_size"),
     [
-        pytest.param(1, "tcp", 1, id="alone", marks=pytest.mark.thorough),
-        pytest.param(2, "mpi", 2, id="over MPI", marks=[needs_mpi, pytest.mark.thorough]),
+        pytest.param(1, "tcp", 1, id="alone", marks=pytest.mark.slow),
+        pytest.param(2, "mpi", 2, id="over MPI", marks=[needs_mpi, pytest.mark.slow]),
         pytest.param(3, "tcp", 1, id="three nodes"),
         pytest.param(4, "tcp", 4, id="in a node", marks=pytest.mark.thorough),
         pytest.param(4, "mpi", 2, id="two nodes", marks=[needs_mpi, pytest.mark.slow]),

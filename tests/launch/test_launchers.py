@@ -88,11 +88,13 @@ def test_pytorchjob_of_kubernetes(process_command: Command, processes: Processes
 
 @needs_torch
 @pytest.mark.thorough
-def test_containers_that_kubernetes_starts_again(processes: Processes, tmp_path: Path) -> None:
+def test_containers_that_kubernetes_starts_again(
+    process_command: Command, processes: Processes, tmp_path: Path
+) -> None:
     """Rank 1 dies, rank 0 fails; each starts again in its pod, as with restartPolicy: OnFailure, and both meet."""
     program = write(
         tmp_path / "program.py",
-        "import os, signal, sys, gradientflow as gf, numpy as np\n"
+        "import torch, os, signal, sys, gradientflow as gf, numpy as np\n"
         "first = not os.path.exists(sys.argv[1])\n"
         "with gf.init() as comm:\n"
         "    comm.barrier()\n"
@@ -102,7 +104,7 @@ def test_containers_that_kubernetes_starts_again(processes: Processes, tmp_path:
         "    assert comm.allreduce(np.ones(1))[0] == 2\n"
         "    os.write(1, b'\"size\": %d\\n' % comm.size)\n",
     )
-    words = shlex.join([sys.executable, str(program), str(tmp_path / "died")])
+    words = shlex.join([*process_command(program), str(tmp_path / "died")])
     container = f"for start in 1 2 3; do {words} && exit; sleep 0.5; done; exit 1"
     processes(["sh", "-c", container], pods_of_pytorchjob())
 

@@ -24,14 +24,15 @@ from gradientflow.launch import OPEN_MPI, Launcher, launch_environment
 
 SHORT_PAGES = ["docs/sparse.md", "docs/parameter-server.md"]
 MORE_PAGES = [
-    *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/clusters.md", "docs/policies.md"),
+    *("README.md", "docs/top-k.md", "docs/lags.md", "docs/ssd-sgd.md", "docs/policies.md"),
     *("docs/jax.md", "docs/metrics.md", "docs/fault-tolerance.md", "docs/launching.md", "docs/transports.md"),
-    *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/simulate.md", "docs/joining.md"),
+    *("docs/configuration.md", "docs/hpsgd.md", "docs/local-sgd.md", "docs/joining.md"),
     *("docs/install.md", "docs/netlab.md", "docs/my-job-hangs.md", "docs/c-api.md"),
 ]
 LONG_PAGES = [
     *("docs/quickstart.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/precision.md", "docs/strategies.md"),
-    *("docs/own-strategies.md", "docs/timeline.md", "docs/pytorch-process-group.md"),
+    *("docs/own-strategies.md", "docs/timeline.md", "docs/clusters.md", "docs/simulate.md"),
+    "docs/pytorch-process-group.md",
 ]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 NOT_RUN: Counter[tuple[str, str]] = Counter(

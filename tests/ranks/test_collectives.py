@@ -32,7 +32,7 @@ def test_the_same_between_nodes_of_every_size(mpirun: Run, ranks: int) -> None:
 
 
 @pytest.mark.checks("collectives")
-@pytest.mark.parametrize("ranks", [1, 2, 3, *MORE])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5))])
 def test_large_tensors_rounding_barrier_and_mpi_as_oracle(check: Run, ranks: int) -> None:
     check(ranks, timeout=100)
 

@@ -12,8 +12,9 @@ import pytest
 @pytest.mark.parametrize(
     ("ranks", "progress"),
     [
-        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "auto"), (2, "thread"), (9, "auto"))),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "auto"), (2, "thread"))),
         (3, "caller"),
+        pytest.param(9, "auto", marks=pytest.mark.slow),
     ],
 )
 def test_steps_need_averaged_gradients(check: Callable[..., Any], ranks: int, progress: str) -> None:

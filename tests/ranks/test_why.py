@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_runs import DOORS, FAULTY, Fault, command, difference, settings
+from faulty_runs import DOORS, Fault, command, difference, settings
 from jobs import Job, outside_environment
 from pace import scaled
 
@@ -29,9 +29,7 @@ def diagnose(
 
     def run(seed: int, door: str) -> str:
         fault = Fault.of(seed, door)
-        # A rank tells which others are stopped by the variables that they were started with; forks show none.
-        program = FAULTY if fault.kind == "stopped" else process_command("faulty")
-        start_command(command(fault, seed, program), settings(tmp_path, scaled(3))).finish()
+        start_command(command(fault, seed, process_command("faulty")), settings(tmp_path, scaled(3))).finish()
         return difference(fault, tmp_path)
 
     return run

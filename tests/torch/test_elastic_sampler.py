@@ -25,7 +25,8 @@ Command = Callable[[str | Path], list[str]]
 
 
 @pytest.mark.parametrize(
-    "options", [("0",), *(pytest.param(each, marks=pytest.mark.thorough) for each in (("2",), ("2", "persist")))]
+    "options",
+    [("0",), pytest.param(("2", "persist"), marks=pytest.mark.thorough), pytest.param(("2",), marks=pytest.mark.slow)],
 )
 def test_a_rank_dies_and_comes_back(process_command: Command, tmp_path: Path, options: Sequence[str]) -> None:
     """Each sample was used as often as if nothing had happened: in no step twice, in none left out."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import write
 from needs_reconfigure import needs_reconfigure
 from survivors import run_ranks
 from tutorial_script import OUTSIDE, losses
@@ -41,7 +42,7 @@ def test_every_call_gives_what_numpy_gives(check: Run, ranks: int, node_sizes: s
 @pytest.mark.checks("process_group_users")
 @pytest.mark.parametrize(
     "settings",
-    [{"GRADIENTFLOW_NODE_SIZE": "1"}, pytest.param({"GRADIENTFLOW_PROGRESS": "caller"}, marks=pytest.mark.thorough)],
+    [{"GRADIENTFLOW_NODE_SIZE": "1"}, pytest.param({"GRADIENTFLOW_PROGRESS": "caller"}, marks=pytest.mark.slow)],
 )
 def test_what_pytorch_builds_on_process_groups(check: Run, settings: dict[str, str], tmp_path: Path) -> None:
     check(2, tmp_path, env=settings, timeout=100)
@@ -55,18 +56,21 @@ def test_groups_begin_and_end(check: Run, progress: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_group_begins_again_while_a_part_of_the_last_is_kept() -> None:
+def test_a_group_begins_again_while_a_part_of_the_last_is_kept(
+    process_command: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
     """Its store is then still served, at the port that the launcher has chosen."""
-    program = (
+    program = write(
+        tmp_path / "program.py",
         "import torch, torch.distributed as dist\n"
         "for _ in range(2):\n"
         "    dist.init_process_group('gradientflow')\n"
         "    kept = dist.new_group([0, 1])\n"
         "    dist.all_reduce(ones := torch.ones(1), group=kept)\n"
         "    assert ones.item() == 2\n"
-        "    dist.destroy_process_group()\n"
+        "    dist.destroy_process_group()\n",
     )
-    command = ["run", "-n", "2", "--transport", "tcp", "--", sys.executable, "-c", program]
+    command = ["run", "-n", "2", "--transport", "tcp", "--", *process_command(program)]
     command = module_command("gradientflow.cli", command)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
