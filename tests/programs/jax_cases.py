@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # fast code takes longer to compile
 
 import jax
 import pytest
