@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from jobs import write
 from needs_reconfigure import needs_reconfigure
+from rank_servers import RankServers
 from survivors import run_ranks
 from tutorial_script import OUTSIDE, losses
 
@@ -163,12 +164,12 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
     ],
 )
 def test_frameworks_on_top_of_pytorch_train(
-    example: str, package: str, launcher: Launcher, shell: Run, tmp_path: Path
+    example: str, package: str, launcher: Launcher, rank_servers: RankServers, shell: Run, tmp_path: Path
 ) -> None:
     """The examples of the documentation, as they stand."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"could not import '{package}', which comes with the extra dev: pip install '.[dev]'")
-    script = [sys.executable, str(EXAMPLES / f"train_{example}.py")]
+    script = rank_servers.command(EXAMPLES / f"train_{example}.py", {})
     command = shlex.join(module_command("gradientflow.cli", ["run", "-n", "2", "--", *script]))
     finished = shell(command, tmp_path, launch_environment(launcher), timeout=100)
     assert finished.returncode == 0, finished.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +16,10 @@ REASON = "could not import 'transformers', which comes with the extra dev: pip i
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason=REASON)
-def test_trainer_with_a_strategy(start_command: Callable[..., Job]) -> None:
-    program = [sys.executable, str(EXAMPLE), "--strategy", "top_k(ratio=16)"]
+def test_trainer_with_a_strategy(
+    process_command: Callable[[Path], list[str]], start_command: Callable[..., Job]
+) -> None:
+    program = [*process_command(EXAMPLE), "--strategy", "top_k(ratio=16)"]
     run = module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--", *program])
     finished = start_command(run, {}, 100).finish()
     assert finished.returncode == 0, finished.output
