@@ -134,10 +134,11 @@ def check(
         if job not in _checked_jobs:
             names = [each.callspec.params["check"] for each in request.session.items if job_of(each.nodeid) == job]
             program = request.node.get_closest_marker("checks").args[0]
-            command, environment = jax_command(ranks, program, *arguments), env or {}
+            environment = env or {}
+            python = request.getfixturevalue("rank_servers").command(program, environment)
+            command = jax_command(ranks, python, *arguments)
             if not takes_jax(program):
                 launcher = None if WITHOUT_MPI and not takes_mpi(program) else request.getfixturevalue("launcher")
-                python = request.getfixturevalue("rank_servers").command(program, environment)
                 command = rank_command(launcher, ranks, python, arguments, recover=False)
                 environment = {**(launch_environment(launcher) if launcher else {}), **environment}
             _checked_jobs[job] = CheckedJob(command, names, environment, timeout)
@@ -283,10 +284,10 @@ def mpirun(start_job: Callable[..., Job]) -> Callable[..., Finished]:
 
 
 @pytest.fixture
-def jax_run(start_command: Callable[..., Job]) -> Callable[..., Finished]:
+def jax_run(rank_servers: RankServers, start_command: Callable[..., Job]) -> Callable[..., Finished]:
     """Give ``jax_run(n, program, *args, env=None, timeout=60, check=True)``, as `mpirun` for programs of JAX.
 
-    They are started by ``gradientflow run --jax``; a `program` may be any file.
+    They are started by ``gradientflow run --jax``; a `program` may be any file, which is started as a user starts it.
     """
 
     def run(
@@ -297,7 +298,8 @@ def jax_run(start_command: Callable[..., Job]) -> Callable[..., Finished]:
         timeout: float = 60,
         check: bool = True,
     ) -> Finished:
-        finished = start_command(jax_command(ranks, program, *arguments), env, timeout).finish()
+        command = [program] if isinstance(program, Path) else rank_servers.command(program, env or {})
+        finished = start_command(jax_command(ranks, command, *arguments), env, timeout).finish()
         if check and finished.returncode != 0:
             pytest.fail(f"{program} on {ranks} ranks failed: {finished.output}")
         return finished

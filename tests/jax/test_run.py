@@ -64,7 +64,7 @@ def test_on_several_hosts(start_netlab: Callable[..., Any], tmp_path: Path) -> N
         'exec $NETLAB_AGENT "$@"\n',
     )
     agent.chmod(0o755)
-    command = jax_command(2, "jax_start", "bare")
+    command = jax_command(2, [START], "bare")
     at = command.index("--jax")
     command[at:at] = ["--transport", "tcp", "--hosts", "10.1.0.1:1,10.1.0.2:1"]
     finished = start_netlab("--hosts", "2", "--shell", "--", *command, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})

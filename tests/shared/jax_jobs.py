@@ -1,9 +1,9 @@
-"""Jobs of JAX programs, started as a user starts them, and whether there is a JAX to start them with."""
+"""Jobs of JAX programs, and whether there is a JAX to start them with."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from jobs import PROGRAMS, Finished
@@ -14,18 +14,17 @@ from gradientflow.launch import module_command
 # The words are those of pytest.importorskip, by which .ci/skipped finds what is to be run where there is everything.
 needs_jax = pytest.mark.skipif(installed_version() is None, reason="could not import 'jax'")
 
-_TAKES_JAX = re.compile(r"^(?:import|from) jax(?:_support)?\b", re.MULTILINE)
+TAKES_JAX = re.compile(r"^(?:import|from) jax(?:_support)?\b", re.MULTILINE)
 
 
 def takes_jax(program: str) -> bool:
-    """Tell whether tests/programs/<program>.py is one of JAX: JAX has threads, so no rank of it can be forked."""
-    return _TAKES_JAX.search((PROGRAMS / f"{program}.py").read_text(encoding="utf-8")) is not None
+    """Tell whether tests/programs/<program>.py is one of JAX."""
+    return TAKES_JAX.search((PROGRAMS / f"{program}.py").read_text(encoding="utf-8")) is not None
 
 
-def jax_command(ranks: int, program: str | Path, *arguments: object) -> list[str]:
-    """Write what runs a file, or tests/programs/<program>.py, on several ranks."""
-    file = program if isinstance(program, Path) else PROGRAMS / f"{program}.py"
-    words = ["run", "-n", ranks, "--jax", "--", file, *arguments]
+def jax_command(ranks: int, program: Sequence[object], *arguments: object) -> list[str]:
+    """Write what runs the command of a program on several ranks."""
+    words = ["run", "-n", ranks, "--jax", "--", *program, *arguments]
     return module_command("gradientflow.cli", [*map(str, words)])
 
 

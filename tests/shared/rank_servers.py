@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forked_ranks import FORKED_RANKS, TAG, UNTAGGED
-from jax_jobs import takes_jax
+from jax_jobs import TAKES_JAX
 from jobs import PROGRAMS, outside_environment
 from needs_mpi import WITHOUT_MPI
 
 from gradientflow.launch import fork_server
+from gradientflow.launch.jax_rank import jax_variables
 
-# Read by Python, the loader and mpi4py before a program begins: with other values than the server's, no fork.
-_READ_AT_LOAD = re.compile(r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+")
+# Read by Python, the loader, mpi4py and JAX before a program begins: with other values than the server's, no fork.
+_READ_AT_LOAD = re.compile(
+    r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+|JAX_\w+|MPITRAMPOLINE_\w+"
+)
 
-_BY_THEMSELVES = {"lifetime"}  # about how interpreters begin and end
+_BY_THEMSELVES = {"lifetime", "jax_start"}  # about how interpreters begin and end, and how JAX finds its job
 
 _IMPORTS = re.compile(r"^(?:import|from) ([\w.]+)(?: import ([\w, ]+))?", re.MULTILINE)
 # Under torchrun gf.init() imports PyTorch, too.
@@ -31,11 +34,11 @@ _TAKES_TORCH = re.compile(
 
 
 class RankServers:
-    """One server for programs with PyTorch and one for those without, started when they are first needed."""
+    """A server for programs with PyTorch, one for those with JAX, and one for the rest, started when first needed."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gradientflow-ranks-", dir="/tmp")  # sockets: short
-        self._servers: dict[bool, subprocess.Popen[bytes]] = {}
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, program: str | Path, env: Mapping[str, str], *, mpi: bool = True) -> list[str]:
         """Write what runs a file, or tests/programs/<program>.py, as a rank, in place of Python.
@@ -46,8 +49,11 @@ class RankServers:
         own = {name for name, value in env.items() if os.environ.get(name) != value}
         if program in _BY_THEMSELVES or any(map(_READ_AT_LOAD.fullmatch, own)):
             return [sys.executable, str(file)]
+        framework = _framework(file)
+        if framework == "jax":
+            mpi = env.get("GRADIENTFLOW_TRANSPORT") != "tcp"
         kind = "mpi" if mpi and not WITHOUT_MPI else "plain"
-        return [sys.executable, "-I", "-S", fork_server.__file__, self._socket(_takes_torch(file)), kind, str(file)]
+        return [sys.executable, "-I", "-S", fork_server.__file__, self._socket(framework), kind, str(file)]
 
     def close(self) -> None:
         """End the servers, and the ranks that are left."""
@@ -58,33 +64,34 @@ class RankServers:
             server.wait()
         self._folder.cleanup()
 
-    def _socket(self, takes_torch: bool) -> str:
-        path = Path(self._folder.name, "torch" if takes_torch else "numpy")
-        if takes_torch not in self._servers:
+    def _socket(self, framework: str) -> str:
+        path = Path(self._folder.name, framework)
+        if framework not in self._servers:
             kind = "plain" if WITHOUT_MPI else "mpi"
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(str(path))
                 listening.listen(256)
-                self._servers[takes_torch] = subprocess.Popen(
-                    [sys.executable, FORKED_RANKS, str(listening.fileno()), kind, *_imported(takes_torch)],
+                self._servers[framework] = subprocess.Popen(
+                    [sys.executable, FORKED_RANKS, str(listening.fileno()), kind, *_imported(framework)],
                     stdin=subprocess.PIPE,
                     pass_fds=[listening.fileno()],
-                    env={**outside_environment(), TAG: UNTAGGED},
+                    env={**outside_environment(), **(jax_variables({}) if framework == "jax" else {}), TAG: UNTAGGED},
                     start_new_session=True,
                 )
         return str(path)
 
 
-def _takes_torch(program: Path) -> bool:
-    return _TAKES_TORCH.search(program.read_text(encoding="utf-8")) is not None
+def _framework(program: Path) -> str:
+    text = program.read_text(encoding="utf-8")
+    return "jax" if TAKES_JAX.search(text) else "torch" if _TAKES_TORCH.search(text) else "numpy"
 
 
-def _imported(takes_torch: bool) -> list[str]:
-    """List what the programs with PyTorch, or those without it, import at their beginning, and names that may be it."""
+def _imported(framework: str) -> list[str]:
+    """List what the programs with a framework import at their beginning, and names that may be it."""
     own = {file.stem for folder in (PROGRAMS, Path(__file__).parent) for file in folder.glob("*.py")}
-    found = {"torch._dynamo"} if takes_torch else set()  # it takes a second of an optimizer's first step
+    found = {"torch._dynamo"} if framework == "torch" else set()  # it takes a second of an optimizer's first step
     for program in PROGRAMS.glob("*.py"):
-        if _takes_torch(program) == takes_torch and not takes_jax(program.stem):
+        if _framework(program) == framework:
             for module, names in _IMPORTS.findall(program.read_text(encoding="utf-8")):
                 if module.partition(".")[0] not in own | ({"mpi4py"} if WITHOUT_MPI else set()):
                     found |= {module, *(f"{module}.{name.strip()}" for name in names.split(",") if name.strip())}
