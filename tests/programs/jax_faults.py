@@ -42,6 +42,6 @@ if what != "part" or rank < 2:
         seconds = time.monotonic() - began
         sys.stdout.write(f"rank {rank} after {seconds:.2f} s: {error}\n")
         sys.stdout.flush()
-        if what in ("alone", "devices", "differ"):
-            jax.distributed.shutdown()  # all ranks come here, and one that ends before others ends them
+        if what in ("alone", "devices", "differ", "part"):
+            jax.distributed.shutdown()  # as all ranks do: one that ends before others ends them
         os._exit(3)  # JAX would wait for the others
