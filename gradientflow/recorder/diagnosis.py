@@ -212,16 +212,8 @@ class _Job:
 
     def members(self, identity: str) -> list[int]:
         """Return the job's ranks of a communicator."""
-        sources = [(report, each) for report in self.reports.values() for each in report.head["communicators"]]
-        of_it = [(report, each) for report, each in sources if each["communicator"] == identity]
-        listed = next((each["members"] for _, each in of_it if each["members"]), None)
-        if listed is not None:
-            return list(listed)
-        known = {each["rank"]: report.rank for report, each in of_it}
-        size = of_it[0][1]["size"] if of_it else 0
-        if size == self.size:
-            return list(range(size))
-        return [known[rank] for rank in sorted(known)]
+        known = (each for report in self.reports.values() for each in report.head["communicators"])
+        return next((list(each["members"]) for each in known if each["communicator"] == identity), [])
 
     def _differing(self, identity: str, calls: dict[int, dict[int, JsonObject]], sequence: int) -> Diagnosis:
         """Return the verdict about a call that ranks made differently."""
@@ -330,7 +322,9 @@ class _Job:
     ) -> Diagnosis:
         """Return the verdict about ranks that did not come to a call."""
         lost = self.lost()
-        states: JsonObject = next((each.head["states"] for each in self._by_time() if each.head["states"]), {})
+        states: JsonObject = {}
+        for each in reversed(self._by_time()):
+            states.update(each.head["states"])  # each host knows its own ranks; the earliest report counts
         # The end of the job lets a stopped rank write a report.
         stopped = [rank for rank in missing if states.get(str(rank)) in ("T", "t") and lost.get(rank) != "died"]
         ranks = stopped or [rank for rank in missing if rank not in self.reports] or list(missing)

@@ -181,21 +181,23 @@ def _report(
         "time": time.time(),
         "reason": reason,
         "text": text,
-        "states": _states_of_ranks(int(largest["size"])) if reason != "exception" else {},
+        "states": _states_of_ranks() if reason != "exception" else {},
         "communicators": [source for source in sources if source["communicator"] in used],
     }
     lines = [head, *calls, {"stack": recorded.main_stack() if stack is None else stack}]
     return lines if exception is None else [*lines, exception]
 
 
-def _states_of_ranks(size: int) -> dict[str, str]:
-    """Return the states of the processes on this host, by rank in a job of `size` ranks: T is a stopped process."""
-    states = {}
+def _states_of_ranks() -> dict[str, str]:
+    """Return the states of the processes on this host, by rank in the job: T is a stopped process."""
+    processes: dict[int, int] = {}
     for source in core.recorder.sources():
-        if source["members"] or source["size"] == size:
-            for rank, process in zip(source["members"] or range(size), source["pids"], strict=True):
-                with suppress(OSError):
-                    states[str(rank)] = stat_of(process)[0]
+        processes.update(zip(source["members"], source["pids"], strict=True))
+    states = {}
+    for rank, process in processes.items():
+        if process != 0:
+            with suppress(OSError):
+                states[str(rank)] = stat_of(process)[0]
     return states
 
 

@@ -48,7 +48,7 @@ def write_flight_recording(path: Path, report: list[JsonObject]) -> None:
         each["communicator"]: {
             "name": each["communicator"],
             "desc": each["name"],
-            "ranks": str(each["members"] or list(range(each["size"]))),
+            "ranks": str(each["members"]),
         }
         for each in head["communicators"]
         if each["size"] > 1 and not each["communicator"].endswith(POOL)

@@ -32,8 +32,11 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
   topology_ = transport::group_ranks(hosts, endpoint_->rank(), config_.node_size);
   topology_.pids = endpoint_->allgather(getpid());
   for (std::size_t r = 0; r < hosts.size(); ++r) {
-    topology_.pids[r] *= static_cast<pid_t>(hosts[r] == hosts[static_cast<std::size_t>(endpoint_->rank())]);
+    if (hosts[r] != hosts[static_cast<std::size_t>(endpoint_->rank())]) {
+      topology_.pids[r] = 0;
+    }
   }
+  topology_.job_ranks = endpoint_->allgather(endpoint_->job_rank());
   std::string reason;
   node_ = transport::Node::join(*endpoint_, topology_, config_, reason);
   if (node_ == nullptr) {

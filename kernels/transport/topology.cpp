@@ -59,6 +59,7 @@ Topology isolate_ranks(const Topology& topology, const std::string& remark) {
   Topology isolated;
   isolated.rank = topology.rank;
   isolated.pids = topology.pids;
+  isolated.job_ranks = topology.job_ranks;
   isolated.remark = remark;
   for (std::size_t r = 0; r < topology.node_of.size(); ++r) {
     isolated.node_of.push_back(static_cast<int>(r));

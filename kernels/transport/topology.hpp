@@ -16,6 +16,7 @@ struct Topology {
   std::vector<int> node_of;               // node of each rank
   std::vector<std::vector<int>> members;  // ranks of each node
   std::vector<pid_t> pids;                // process of each rank of this host; 0 for ranks of other hosts
+  std::vector<int> job_ranks;             // rank of each rank in the job
   std::string remark;                     // reason why nodes differ from hosts, if they do
 
   [[nodiscard]] int nodes() const { return static_cast<int>(members.size()); }
@@ -28,8 +29,8 @@ struct Topology {
 // and see each other under /proc.
 [[nodiscard]] std::size_t host_key();
 
-// Groups ranks with equal keys, and cuts each group into nodes of `node_size` ranks (0: not cut). Pure. `pids` is left
-// empty.
+// Groups ranks with equal keys, and cuts each group into nodes of `node_size` ranks (0: not cut). Pure. `pids` and
+// `job_ranks` are left empty.
 [[nodiscard]] Topology group_ranks(const std::vector<std::size_t>& host_keys, int rank, int node_size);
 
 // Returns the same ranks, each a node of its own, for hosts that do not let processes share memory.

@@ -48,7 +48,13 @@ def call(number: int, site: Site, state: str = "ended", seconds: float = 1.0) ->
 
 
 def report(rank: int, ranks: int, calls: list[JsonObject], *, text: str = "", time: float = 100.0) -> Report:
-    communicator = {"communicator": WORLD, "name": "collectives", "rank": rank, "size": ranks, "members": []}
+    communicator = {
+        "communicator": WORLD,
+        "name": "collectives",
+        "rank": rank,
+        "size": ranks,
+        "members": [*range(ranks)],
+    }
     head = {
         "job": "a",
         "rank": rank,
@@ -182,7 +188,8 @@ def test_a_stopped_rank_that_writes_a_report_at_its_end() -> None:
         for rank in (1, 2)
     ]
     for stopped in (1, 2):
-        waits.head["states"] = {str(stopped): "T"}
+        waits.head["states"] = {"0": "S"}  # of its host
+        at_the_end[0].head["states"] = {"1": "S", "2": "S", str(stopped): "T"}
         found = diagnose([waits, *at_the_end])
         assert (found.kind, found.ranks, line_of(found)) == ("stopped", (stopped,), 3)
 

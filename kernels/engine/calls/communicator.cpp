@@ -18,12 +18,12 @@ CallLog::Source source_of(const collective::Group& group, const std::string& nam
                          .rank = endpoint.rank(),
                          .size = endpoint.size(),
                          .job_rank = endpoint.job_rank(),
+                         .members = group.topology().job_ranks,
                          .pids = group.topology().pids};
   if (!endpoint.transport().is_mpi) {
     const transport::Invitation invitation = endpoint.invitation();
     source.identity = std::to_string(invitation.id);
     source.job = collective::hash_of(std::as_bytes(std::span(invitation.token)));
-    source.members = invitation.members;
   }
   return source;
 }
