@@ -39,7 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests press Ctrl-C: where a shell has started them in the background, their processes would ignore it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # under it each of hundreds of processes compiles the package again
     if PACE not in os.environ:
         os.environ[PACE] = f"{measure():.2f}"
     os.environ.setdefault(PATIENCE, f"{min(scaled(0.2), 1.0):.2f}")
