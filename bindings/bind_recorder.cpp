@@ -153,6 +153,8 @@ void bind_recorder(py::module_& module) {
   recorder.def(
       "breaks", [] { return CallLog::of_process().breaks(); },
       "Number of communicators that broke because of another rank.");
+  recorder.def(
+      "timeouts", [] { return CallLog::of_process().timeouts(); }, "Number of these that broke after a wait in vain.");
   recorder.def("find_users_code_by", &find_users_code_by, py::arg("is_users"));
   recorder.def("wake_at_end", &wake_at_end, py::arg("descriptor"));
   recorder.def("end_by", &end_by, py::arg("signal"));

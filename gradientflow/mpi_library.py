@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
 import os
 import re
+import sys
 from types import ModuleType
 from typing import NamedTuple
 
-from ._location import build_info
+from ._location import build_info, core
 from .errors import MPILibraryError
 from .mpi_start import prepared_start
 
@@ -119,6 +121,24 @@ def start_mpi(MPI: ModuleType) -> None:  # noqa: N803
     if not MPI.Is_initialized():
         with prepared_start():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+
+
+@atexit.register
+def _abort_hung_job() -> None:
+    """End a job of MPI if an exception ends this rank after a call has timed out.
+
+    MPI_Finalize would wait for the rank that hangs.
+    """
+    MPI = sys.modules.get("mpi4py.MPI")  # noqa: N806
+    if MPI is None or not hasattr(sys, "last_value") or core.recorder.timeouts() == 0:
+        return
+    if sys.modules["mpi4py"].rc.finalize is False or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if MPI.COMM_WORLD.size > 1:
+        print("gradientflow: MPI_Finalize would wait for the missing rank: the job is aborted", file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        MPI.COMM_WORLD.Abort(1)
 
 
 def explain_mpi4py(error: Exception, built: MPILibrary) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_runs import DOORS, Fault, command, difference, settings
+from faulty_runs import DOORS, FAULTY, Fault, command, difference, settings
 from jobs import Job, outside_environment
 from pace import scaled
 
@@ -29,7 +29,8 @@ def diagnose(
 
     def run(seed: int, door: str) -> str:
         fault = Fault.of(seed, door)
-        start_command(command(fault, seed, process_command("faulty")), settings(tmp_path, scaled(3))).finish()
+        program = FAULTY if (door, seed) == ("ddp", 6) else process_command("faulty")  # once with --preload
+        start_command(command(fault, seed, program), settings(tmp_path, scaled(3))).finish()
         return difference(fault, tmp_path)
 
     return run
@@ -38,6 +39,15 @@ def diagnose(
 @pytest.mark.parametrize("seed", range(10))
 def test_the_rank_and_the_line_of_a_fault(seed: int, diagnose: Callable[[int, str], str]) -> None:
     assert diagnose(seed, "numpy") == ""
+
+
+def test_a_job_of_mpi_ends_though_a_rank_hangs(tmp_path: Path, start_job: Callable[..., Job]) -> None:
+    fault = Fault.of(7, "numpy")
+    assert fault.kind == "loop"
+    done = start_job(fault.ranks, "faulty", 7, "numpy", env=settings(tmp_path, scaled(3))).finish()
+    assert done.returncode != 0
+    assert f"no sign of rank {fault.rank};" in done.stderr
+    assert "the job is aborted" in done.stderr
 
 
 MORE = {"numpy": range(10, 18), "ddp": (0, 3, 6, 8), "optimizer": (1, 5, 7, 9), "jax": (1, 3, 4, 8)}

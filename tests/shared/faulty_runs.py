@@ -21,8 +21,10 @@ FAULTY = [sys.executable, str(PROGRAMS / "faulty.py")]
 
 
 def command(fault: Fault, seed: int, program: Sequence[str] = FAULTY) -> list[str]:
-    """Write the command line of a seed's job."""
+    """Write the command line of a seed's job, in which `program` takes the place of Python and faulty.py."""
     options = ["--transport", "tcp", "-n", str(fault.ranks)]
+    if program == FAULTY and fault.door in ("ddp", "optimizer"):  # imported once for all ranks
+        options += ["--preload", "torch,torch._dynamo,gradientflow.torch"]
     return module_command("gradientflow.cli", ["run", *options, "--", *program, str(seed), fault.door])
 
 

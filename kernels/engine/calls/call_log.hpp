@@ -52,7 +52,7 @@ class CallLog {
     int rank = 0;                   // rank in the communicator
     int size = 1;                   // number of ranks
     int job_rank = 0;               // rank in the job
-    std::vector<int> members = {};  // ranks in the job, by rank; empty if unknown
+    std::vector<int> members = {};  // ranks in the job, by rank
     std::vector<pid_t> pids = {};   // processes, by rank; 0 on other hosts
     bool is_gone = false;
   };
@@ -87,9 +87,13 @@ class CallLog {
   // Returns the last entries, the oldest first.
   [[nodiscard]] std::vector<Entry> entries() const;
 
-  // Counts errors that have broken a communicator because of another rank.
-  void note_break() noexcept { breaks_.fetch_add(1); }
+  // Count errors that have broken a communicator because of another rank: all, and those after a wait in vain.
+  void note_break(bool is_timeout) noexcept {
+    breaks_.fetch_add(1);
+    timeouts_.fetch_add(is_timeout ? 1 : 0);
+  }
   [[nodiscard]] std::uint64_t breaks() const noexcept { return breaks_.load(); }
+  [[nodiscard]] std::uint64_t timeouts() const noexcept { return timeouts_.load(); }
 
  private:
   // Words of an entry. `number` is 0 while the remaining words are written.
@@ -108,6 +112,7 @@ class CallLog {
   std::array<Slot, capacity> slots_;
   std::atomic<std::uint64_t> last_{0};
   std::atomic<std::uint64_t> breaks_{0};
+  std::atomic<std::uint64_t> timeouts_{0};
   static std::atomic<bool> is_on_;
   mutable std::mutex mutex_;  // guards sources
   std::deque<Source> sources_;

@@ -59,7 +59,7 @@ void Turns::break_off(const Error& error) {
     if (!broken_) {
       broken_ = error;
       if (error.kind() == ErrorKind::peer || error.kind() == ErrorKind::timeout) {
-        CallLog::of_process().note_break();
+        CallLog::of_process().note_break(error.kind() == ErrorKind::timeout);
       }
     }
     is_usable_ = false;
