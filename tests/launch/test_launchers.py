@@ -94,7 +94,8 @@ def test_containers_that_kubernetes_starts_again(
     """Rank 1 dies, rank 0 fails; each starts again in its pod, as with restartPolicy: OnFailure, and both meet."""
     program = write(
         tmp_path / "program.py",
-        "import torch, os, signal, sys, gradientflow as gf, numpy as np\n"
+        "import torch  # gf.init() does it here: so the process is forked from one that has done it\n"
+        "import os, signal, sys, gradientflow as gf, numpy as np\n"
         "first = not os.path.exists(sys.argv[1])\n"
         "with gf.init() as comm:\n"
         "    comm.barrier()\n"

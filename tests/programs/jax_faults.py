@@ -43,5 +43,5 @@ if what != "part" or rank < 2:
         sys.stdout.write(f"rank {rank} after {seconds:.2f} s: {error}\n")
         sys.stdout.flush()
         if what in ("alone", "devices", "differ", "part"):
-            jax.distributed.shutdown()  # as all ranks do: one that ends before others ends them
+            jax.distributed.shutdown()  # the end of rank 0 would end all ranks
         os._exit(3)  # JAX would wait for the others

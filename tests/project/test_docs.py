@@ -34,6 +34,12 @@ LONG_PAGES = [
     *("docs/own-strategies.md", "docs/timeline.md", "docs/clusters.md", "docs/simulate.md"),
     "docs/pytorch-process-group.md",
 ]
+# Their commands take minutes or hours, and show figures of a machine.
+PAGES_NOT_RUN = {
+    *("docs/benchmarking.md", "docs/benchmarking-parts.md", "docs/benchmarking-training.md", "docs/reproduction.md"),
+    *("docs/benchmarks.md", "docs/benchmarks-parts.md", "docs/benchmarks-training.md", "docs/choosing.md"),
+    "docs/testing.md",
+}
 PAGES = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 NOT_RUN: Counter[tuple[str, str]] = Counter(
     {
@@ -156,6 +162,9 @@ def test_every_block_says_what_it_is() -> None:
 def test_blocks_that_are_not_run_are_these() -> None:
     found = Counter((page, block.not_run) for page in PAGES for block in blocks_of(page) if block.not_run)
     assert found == NOT_RUN
+    run = {"sh", "python"}
+    with_code = {page for page in PAGES if any(each.language in run and not each.not_run for each in blocks_of(page))}
+    assert with_code - {*SHORT_PAGES, *MORE_PAGES, *LONG_PAGES} == PAGES_NOT_RUN
 
 
 def test_programs_that_recover_catch_all_errors_after_which_they_can() -> None:

@@ -22,7 +22,8 @@ Run = Callable[..., Any]
     ("ranks", "node_size"),
     [
         *((1, 0), (3, 2)),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 0), (2, 1), (3, 0))),
+        pytest.param(3, 0, marks=pytest.mark.thorough),
+        *(pytest.param(2, size, marks=pytest.mark.slow) for size in (0, 1)),
     ],
 )
 def test_inside_a_program(check: Run, ranks: int, node_size: int) -> None:

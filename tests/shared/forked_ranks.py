@@ -75,6 +75,8 @@ def main() -> None:
     load_core()
     gc.collect()
     gc.freeze()  # their pages stay shared, and collections of the forks stay short
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that imports have started"
     if task := ForkServer(socket.socket(fileno=int(number)), lambda listening: listening.accept()[0]).serve():
         become_rank(*task)
 

@@ -21,7 +21,7 @@ from gradientflow.launch.jax_rank import jax_variables
 
 # Read by Python, the loader, mpi4py and JAX before a program begins: with other values than the server's, no fork.
 _READ_AT_LOAD = re.compile(
-    r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+|JAX_\w+|MPITRAMPOLINE_\w+"
+    r"PYTHON\w+|LD_\w+|GLIBC_TUNABLES|OMP_NUM_THREADS|MALLOC_\w+|MPI4PY_\w+|JAX_\w+|XLA_FLAGS|MPITRAMPOLINE_\w+"
 )
 
 _BY_THEMSELVES = {"lifetime", "jax_start"}  # about how interpreters begin and end, and how JAX finds its job

@@ -166,7 +166,7 @@ def test_a_tutorial_script_gives_what_it_gives_with_gloo(tmp_path: Path) -> None
 def test_frameworks_on_top_of_pytorch_train(
     example: str, package: str, launcher: Launcher, rank_servers: RankServers, shell: Run, tmp_path: Path
 ) -> None:
-    """The examples of the documentation, as they stand."""
+    """The examples of the documentation."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"could not import '{package}', which comes with the extra dev: pip install '.[dev]'")
     script = rank_servers.command(EXAMPLES / f"train_{example}.py", {})

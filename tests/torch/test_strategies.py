@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("ranks", "progress"),
     [
-        pytest.param(1, "auto", marks=pytest.mark.thorough),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((1, "auto"), (2, "thread"))),
         (3, "caller"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, "thread"), (4, "auto"))),
+        pytest.param(4, "auto", marks=pytest.mark.slow),
     ],
 )
 def test_the_core_makes_the_step(check: Run, ranks: int, progress: str) -> None:
