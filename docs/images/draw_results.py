@@ -61,11 +61,12 @@ def words(results: dict[str, Any]) -> str:
         ("", "Measured"),
         ("Allreduce in a node: times as fast as Open MPI's", f"{min(ratios):.1f} to {max(ratios):.1f}"),
         (
-            f"Time of a step over that of DDP on Gloo, gradients of {sizes[0]}B to {sizes[-1]}B, two ranks of a node",
+            "Step of `DistributedOptimizer` over that of DDP on Gloo, two ranks of a node, gradients of "
+            f"{sizes[0]}B to {sizes[-1]}B",
             spread(results["node"], "dense"),
         ),
-        ("Likewise, on four hosts at 1 Gbit/s", spread(results["hosts"], "dense")),
-        ("Likewise, with sparse communication", spread(results["hosts"], "csc")),
+        ("The same on four hosts at 1 Gbit/s", spread(results["hosts"], "dense")),
+        ('The same on four hosts, with `strategy="csc"`', spread(results["hosts"], "csc")),
     ]
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([head, "|---|---:|", *body])
