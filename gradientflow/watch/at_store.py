@@ -22,6 +22,7 @@ _ATTENTIVE = 10.0  # seconds after a question
 _BLIND = 30.0  # seconds until the next look after one that failed
 _CALL = 0.5  # limit of a call of the store in a rank
 _NOTHING = b"?"  # placeholder for a missing value
+_ANY = "any"  # under this key each rank writes its answer, too: rank 0 may be silent
 _QUESTIONS = ("status", "stacks")  # a rank writes no files for processes of other hosts
 
 
@@ -42,7 +43,9 @@ class AnswersAtStore:
                 self._asked, self._asked_at = asked, time.monotonic()
                 question = (asked or b"").decode(errors="replace").partition(" ")[2]
                 if question in _QUESTIONS:
-                    self._store.set(f"{self._prefix}/answer/{rank}", answer(question), _CALL)
+                    said = answer(question)
+                    for key in (rank, _ANY):
+                        self._store.set(f"{self._prefix}/answer/{key}", said, _CALL)
         except PeerError:
             return None
         except CommunicationError:
@@ -57,7 +60,6 @@ class Asker:
         self._store = core.TcpStore(address, False, 2 * _RARELY, token)
         self._prefix = f"{prefix}/watch"
         self._number = int(time.time() * 1000)
-        self._before: dict[int, bytes | None] = {}
 
     def ask(self, question: str, *, seconds: float = 2 * _RARELY) -> list[Rank]:
         """Return the answers of all ranks that answer in time; an empty list if none does.
@@ -65,29 +67,36 @@ class Asker:
         Ranks that have answered before, and do not now, are listed without an answer.
         """
         answers: dict[int, Rank] = {}
-        size, end = max(self._before, default=0) + 1, time.monotonic() + seconds
-        for rank in range(size):
-            self._before[rank] = self._answer(rank)
+        last, end = self._answer(_ANY), time.monotonic() + seconds
+        size = _size(last)
+        before = {rank: self._answer(rank) for rank in range(size)}
         self._number += 1
         self._store.set(f"{self._prefix}/question", b"%d %s" % (self._number, question.encode()))
-        while len(answers) < size and time.monotonic() < end:
+        while (len(answers) < size or not answers) and time.monotonic() < end:
             time.sleep(0.05)
-            for rank in range(size):
-                value = None if rank in answers else self._answer(rank)
-                if value is not None and value != self._before.get(rank):
-                    said = json.loads(value)
-                    answers[rank] = Rank(SocketName(said["job"], rank, said["size"], said["pid"]), said)
-                    size = max(size, said["size"])
-                    self._before[rank] = value
-        silent = [rank for rank in range(size) if rank not in answers and answers and self._before.get(rank)]
-        for rank in silent:
-            said = json.loads(self._before[rank] or b"{}")
-            name = SocketName(said["job"], rank, said["size"], said["pid"])
-            answers[rank] = Rank(name, None, "has not answered lately")
+            if (said := self._answer(_ANY)) != last:
+                size, last = max(size, _size(said)), said
+            for rank in set(range(size)) - set(answers):
+                said = self._answer(rank)
+                if said is not None and said != before.get(rank):
+                    answers[rank] = _rank(rank, said)
+        if answers:
+            for rank, said in before.items():
+                if said is not None and rank not in answers:
+                    answers[rank] = Rank(_rank(rank, said).name, None, "has not answered lately")
         return [answers[rank] for rank in sorted(answers)]
 
-    def _answer(self, rank: int) -> bytes | None:
-        return _value(self._store, f"{self._prefix}/answer/{rank}", 2 * _RARELY)
+    def _answer(self, key: int | str) -> bytes | None:
+        return _value(self._store, f"{self._prefix}/answer/{key}", 2 * _RARELY)
+
+
+def _size(said: bytes | None) -> int:
+    return 0 if said is None else int(json.loads(said)["size"])
+
+
+def _rank(rank: int, answer: bytes) -> Rank:
+    said = json.loads(answer)
+    return Rank(SocketName(said["job"], rank, said["size"], said["pid"]), said)
 
 
 def _value(store: core.Store, key: str, seconds: float) -> bytes | None:

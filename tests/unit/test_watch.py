@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ import pytest
 from pace import scaled
 from rich.console import Console
 
+from gradientflow._location import core
 from gradientflow.cli.top_view import picture, sparkline, stack_lines
 from gradientflow.recorder.job_name import job_name
 from gradientflow.watch import folder as folders
 from gradientflow.watch import server as servers
+from gradientflow.watch.at_store import AnswersAtStore, Asker
 from gradientflow.watch.client import Rank, ask
 from gradientflow.watch.folder import SocketName, own_folder, sockets
 from gradientflow.watch.job import JobState, JobWatch
@@ -248,3 +252,28 @@ def test_equal_stacks_are_shown_once() -> None:
         *[f"    /home/train.py:3 {code}"] * 2,
         "  thread loader",
     ]
+
+
+def test_a_rank_that_answers_where_the_ranks_met_though_rank_0_does_not() -> None:
+    served = core.TcpStore("127.0.0.1:0", serve=True, timeout=scaled(5), token="secret")
+    rank = AnswersAtStore(core.TcpStore(served.address, timeout=scaled(5), token="secret"), "job")
+    asker, ended, asked = Asker(served.address, "secret", "job"), threading.Event(), []
+
+    def answer(question: str) -> bytes:
+        asked.append(question)
+        return json.dumps({"job": "ab12", "size": 3, "pid": 7, "number": len(asked)}).encode()
+
+    def answering() -> None:
+        while not ended.wait(0.01):
+            rank.look(1, answer)
+
+    thread = threading.Thread(target=answering)
+    thread.start()
+    try:
+        for number in (1, 2):  # an answer to an earlier question does not count
+            found = asker.ask("status", seconds=scaled(1))
+            assert [(each.name.rank, each.said and each.said["number"]) for each in found] == [(1, number)]
+    finally:
+        ended.set()
+        thread.join()
+    assert asker.ask("status", seconds=0.2) == []
