@@ -75,10 +75,9 @@ class RankServers:
                     [sys.executable, FORKED_RANKS, str(listening.fileno()), kind, *_imported(framework)],
                     stdin=subprocess.PIPE,
                     pass_fds=[listening.fileno()],
-                    env={
-                        **{**outside_environment(), "OPENBLAS_NUM_THREADS": "1", TAG: UNTAGGED},
-                        **(jax_variables({}) if framework == "jax" else {}),
-                    },
+                    env=outside_environment()
+                    | {"OPENBLAS_NUM_THREADS": "1", TAG: UNTAGGED}
+                    | (jax_variables({}) if framework == "jax" else {}),
                     start_new_session=True,
                 )
         return str(path)
