@@ -39,6 +39,9 @@ BACKENDS = ("gradientflow", "gloo")
 KINDS = ("inside", "between")
 REPLICAS, STEADY_STEPS, LAST_STEPS = 3, 5, 30
 LATE = 300.0  # seconds
+# Seconds for which a lighthouse takes a dead replica for healthy. A quorum has more than half of the healthy replicas:
+# two survivors and two dead would wait for a replica that comes back.
+FORGOTTEN = 5.0
 fork: Any = mp.get_context("fork")
 
 
@@ -161,6 +164,7 @@ class Replicas:
         self._lighthouse, self._told = begin(serve, join_timeout)
         self._address = self._told.recv()
         self._pipes = [self._begin(number) for number in range(REPLICAS)]
+        self._killed_at = 0.0
 
     def _begin(self, number: int) -> Connection:
         return begin(replica, self._backend, number, self._address)[1]
@@ -176,9 +180,9 @@ class Replicas:
             return self._pipes.index(pipe), None
 
     def settle(self) -> int:
-        """Wait until all replicas have made some steps together; return the latest."""
+        """Wait until all have made some steps together and the dead are forgotten; return the latest step."""
         steps, begun, latest = [0] * REPLICAS, time.monotonic(), 0
-        while min(steps) < STEADY_STEPS:
+        while min(steps) < STEADY_STEPS or time.monotonic() < self._killed_at + FORGOTTEN:
             number, step = self._next(since=begun)
             steps[number] = steps[number] + 1 if step.is_committed and step.replicas == REPLICAS else 0
             latest = step.number
@@ -195,7 +199,7 @@ class Replicas:
                     raise ChildProcessError(f"{self._backend}: replica {number} has died by itself")
                 self._pipes[victim] = self._begin(victim)
             elif isinstance(message, float):
-                kill.at = message
+                kill.at = self._killed_at = message
             elif number != victim:
                 steps[number].append(message)
             elif kill.at and message.is_committed and message.replicas == REPLICAS:
