@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -20,6 +21,13 @@ namespace {
 using transport::CallKind;
 using transport::Signature;
 
+// Where a rank runs.
+struct Place {
+  std::size_t host = 0;
+  pid_t pid = 0;
+  int job_rank = 0;
+};
+
 }  // namespace
 
 Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config)
@@ -28,15 +36,15 @@ Group::Group(std::unique_ptr<transport::Endpoint> endpoint, const Config& config
     config_.window = endpoint_->limits().window;
   }
   check_configuration();
-  const auto hosts = endpoint_->allgather(transport::host_key());
+  const Place mine{transport::host_key(), getpid(), endpoint_->job_rank()};
+  const auto places = endpoint_->allgather(mine);
+  std::vector<std::size_t> hosts;
+  std::transform(places.begin(), places.end(), std::back_inserter(hosts), [](const Place& each) { return each.host; });
   topology_ = transport::group_ranks(hosts, endpoint_->rank(), config_.node_size);
-  topology_.pids = endpoint_->allgather(getpid());
-  for (std::size_t r = 0; r < hosts.size(); ++r) {
-    if (hosts[r] != hosts[static_cast<std::size_t>(endpoint_->rank())]) {
-      topology_.pids[r] = 0;
-    }
+  for (const Place& each : places) {
+    topology_.pids.push_back(each.host == mine.host ? each.pid : 0);
+    topology_.job_ranks.push_back(each.job_rank);
   }
-  topology_.job_ranks = endpoint_->allgather(endpoint_->job_rank());
   std::string reason;
   node_ = transport::Node::join(*endpoint_, topology_, config_, reason);
   if (node_ == nullptr) {
