@@ -171,7 +171,9 @@ def test_the_build_needs_no_mpi(tmp_path: Path) -> None:
             assert "MPI: left out, GRADIENTFLOW_MPI=off" in printed
             assert json.loads((folder / "_build_info.json").read_text())["mpi"] is None
         entries = json.loads((folder / "compile_commands.json").read_text())
-        commands[mpi] = {entry["file"]: entry["command"].replace(str(folder), "") for entry in entries}
+        commands[mpi] = {
+            entry["file"].replace(str(folder), ""): entry["command"].replace(str(folder), "") for entry in entries
+        }
     part = {file for file in commands["auto"] if file not in commands["off"]}
     assert all(re.search("/kernels/[a-z]+/mpi/", file) for file in part)
     assert commands["off"] == {file: line for file, line in commands["auto"].items() if file not in part}
