@@ -17,6 +17,8 @@ TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdz
 TORCHRUN += ["--rdzv-endpoint=127.0.0.1:0"]
 RUN = [*module_command("gradientflow.cli", ["run", "-n", "2", "--transport", "tcp", "--"]), *PYTHON]
 
+SETTINGS = {"DS_ACCELERATOR": "cpu", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -25,7 +27,7 @@ def finish(start_command: Callable[..., Job], tmp_path: Path) -> Callable[..., F
     """Give ``finish(command)``, which runs a command to its end, in an empty folder."""
 
     def run(command: list[str]) -> Finished:
-        finished = start_command(command, {"DS_ACCELERATOR": "cpu"}, 500, cwd=tmp_path).finish()
+        finished = start_command(command, SETTINGS, 500, cwd=tmp_path).finish()
         assert finished.returncode == 0, finished.output
         return finished
 
