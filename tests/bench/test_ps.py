@@ -84,7 +84,7 @@ def test_what_numpy_does_not_know_has_no_place(monkeypatch: pytest.MonkeyPatch) 
     assert any("ml_dtypes" in remark for remark in outcome.remarks)
 
 
-@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_exchanges_are_right(nodes: int, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     arguments = ["bench", "ps", "-n", "3", "--sizes", "512,40K", "--servers", "1,2,3", "--wire", "float32,float16"]

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("random_programs.py")
     ("ranks", "programs", "first", "transport"),
     [
         pytest.param(4, 2, 0, "mpi", marks=[needs_mpi, pytest.mark.slow]),
-        pytest.param(3, 3, 0, "tcp", marks=pytest.mark.thorough),
+        pytest.param(3, 2, 0, "tcp", marks=pytest.mark.thorough),
         *(pytest.param(ranks, 17, 100, "mpi", marks=[needs_mpi, pytest.mark.slow]) for ranks in (2, 3, 4)),
         *(pytest.param(ranks, 17, 100, "tcp", marks=pytest.mark.slow) for ranks in (2, 3, 4)),
     ],

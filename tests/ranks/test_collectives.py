@@ -15,7 +15,7 @@ from gradientflow.errors import ArgumentError
 Run = Callable[..., Any]
 
 
-MORE = (pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.thorough))
+MORE = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4, 5)]
 
 
 @pytest.mark.parametrize("ranks", [1, 3, pytest.param(2, marks=pytest.mark.thorough), *MORE])
